@@ -106,6 +106,7 @@ def compare_with_local(study: Study, scenario: str) -> dict[str, Any]:
             name for name, c in clients.items() if c["gain"] < -2 * c["standard_error"]
         ),
         "clients": clients,
+        "outcomes": compare_persons(runs),  # with safeguard=true also of the models kept
     }
 
 

@@ -256,8 +256,8 @@ class Client:
             y = self.task.derive_labels(data.x)
             data = data if y is None else Tensors(data.x, y, data.index)
         if name != "public":
-            is_tensors = data is not value and isinstance(data, Tensors)
-            if is_tensors and data.y is None and self.task.labelled:
+            lacks_labels = isinstance(data, Tensors) and data.y is None
+            if data is not value and lacks_labels and self.task.labelled:
                 raise UserError("there are no labels: give (x, y)")
             data = data.checked_by(self.task.check)
         setattr(self, name, data)
