@@ -13,6 +13,7 @@ import torch
 from benchmarks.study import Row, Study, averages, benchmark
 from unalike.algorithms import afmcc
 from unalike.core.federation import Federation
+from unalike.core.privacy import epsilon as epsilon_of
 from unalike.core.privacy import noise_for
 from unalike.report import Run, history
 from unalike.runs import prepare, run_scenario
@@ -34,6 +35,9 @@ PAPER = {  # ACC, NMI, ARI by dataset and client ratio, F/S or F/M/S
     "multi-fashion 1:1:1": (91.8, 85.1, 83.6),
     "multi-fashion 0:1:1": (87.1, 80.5, 75.6),
     "multi-fashion 1:1:0": (96.2, 92.4, 92.0),
+    "nuswide 2:1": (58.5, 28.7, 27.6),
+    "nuswide 1:1": (54.5, 23.6, 22.3),
+    "nuswide 1:2": (51.7, 20.3, 18.9),
 }
 QUICK = ("rounds=2", "starts=1", "pretraining=2", "steps=1", "checkpoint=1000")
 PLAIN = ("alone=false", "evaluations=1")
@@ -92,6 +96,29 @@ def figures(run: Run) -> dict[str, float]:
     joint = {f"joint_{name}": metrics["joint"][name] for name in names}
     first = {"first_acc": metrics.get("first", metrics)["acc"]}
     return {name: metrics[name] for name in names} | joint | first
+
+
+# afmcc-asynchronous: replies when they are ready
+
+
+@benchmark("afmcc-asynchronous")
+def bench_afmcc_asynchronous(study: Study) -> dict:
+    """AFMCC where every client is visited as soon as it has replied, by the ratio of clients.
+
+    In the scenarios replies wait for the next tick of the simulated clock, so that clients are
+    trained together and visits are in effect synchronous. Here there is no tick: clients with one
+    modality have their visits in a third of the time and then rest, or (`rest: false`) go on until
+    the slowest client has had its own.
+    """
+    rows: dict[str, Row] = {}
+    for name in PAPER:
+        dataset, ratio = name.split()
+        if dataset in ("bdgp", "mnist-usps"):
+            for rest in ("true", "false"):
+                settings = [*mixed(ratio), "tick=0", f"algorithm.rest={rest}"]
+                label = f"{name}, {'rest' if rest == 'true' else 'go on'}"
+                rows[label] = (scenario(study, dataset), settings)
+    return table(study, rows, {name: PAPER[name.split(",")[0]][0] for name in rows})
 
 
 # afmcc-ablation: parts of the method
@@ -260,6 +287,8 @@ def bench_afmcc_parameters(study: Study) -> dict:
 EPSILONS = (5, 10, 20, 40, 80)
 BOUNDS = (0.01, 0.1, 1.0)  # without noise, a visit changes a model by a norm of about 1
 DELTA = 1e-5
+DEVIATIONS = (0.0005, 0.002, 0.01, 0.05)  # of the noise on one parameter
+LOOSE = 100.0  # a bound that no update reaches
 
 
 @benchmark("afmcc-privacy")
@@ -267,7 +296,10 @@ def bench_afmcc_privacy(study: Study) -> dict:
     """Accuracy of AFMCC by epsilon of differential privacy (the paper's Figure 5c).
 
     The noise is solved for the number of uploads of the run. BDGP, F/S 1:1, uniform weights of
-    the models. Two rows to compare with: no privacy (`without`), and the initial weights.
+    the models. Two rows to compare with: no privacy (`without`), and the initial weights. Rows
+    "noise S a parameter" add noise of that deviation to each parameter and clip nothing, which may
+    be what the paper did; `epsilon` is what it guarantees for updates as long as the longest
+    bound of the other rows.
     """
     name = scenario(study)
     # The client that also pretrains uploads once more.
@@ -277,8 +309,20 @@ def bench_afmcc_privacy(study: Study) -> dict:
         noise = noise_for(epsilon, releases, DELTA)
         for bound in BOUNDS:
             rows[f"epsilon {epsilon}, bound {bound:g}"] = private(noise, bound)
+    for deviation in DEVIATIONS:
+        rows[per_parameter(deviation)] = private(deviation / LOOSE, LOOSE)
     uniform = {row: (name, ["weights=uniform", *settings]) for row, settings in rows.items()}
-    return table(study, uniform) | {"releases": releases, "delta": DELTA}
+    result = table(study, uniform)
+    for deviation in DEVIATIONS:
+        if per_parameter(deviation) in result["rows"]:
+            spent = epsilon_of(deviation / BOUNDS[-1], releases, DELTA)
+            result["rows"][per_parameter(deviation)]["epsilon"] = spent
+    return result | {"releases": releases, "delta": DELTA}
+
+
+def per_parameter(deviation: float) -> str:
+    """Name of the row with noise of this deviation on every parameter."""
+    return f"noise {deviation:g} a parameter"
 
 
 def private(noise: float, bound: float) -> list[str]:

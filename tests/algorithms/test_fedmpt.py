@@ -114,6 +114,48 @@ def test_each_part_can_be_switched_off(build_program, off, gone):
     assert off != "gate" or (reasons["fired"] == 0.5).all()
 
 
+def test_conditions_may_count_by_how_far_their_scores_lie_apart(build_program):
+    program = build_program(FedMPT(conditions=TWO, rank=3, gate="spread", standardize="each"))
+    program.model.eval()
+    stir(program.model)
+    head, x = program.model.head, program.client.train.rows(torch.arange(2))[0]
+    patches, whole = program.model.encoder.patches(program.client.to_device(x))
+    S = head.similarity(program.model.encoder, patches, whole)
+    psi = (head.plan(S) * S).sum(2)  # (images, conditions, labels)
+    expected = []
+    for first, second in psi:
+        weight = (first.std(correction=0) - second.std(correction=0)).sigmoid()
+        first, second = ((v - v.mean()) / v.std(correction=0) for v in (first, second))
+        expected.append(head.verdict((weight * first + (1 - weight) * second)[None])[0])
+    logits = program.model({"patches": patches, "whole": whole})
+    torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-5, atol=1e-5)
+    fired = program.model.explain({"patches": patches, "whole": whole})["fired"]
+    torch.testing.assert_close(fired.sum(1), torch.ones(2, dtype=fired.dtype))
+
+
+def test_the_plan_may_carry_no_gradient(build_program):
+    gradients = {}
+    for flows in (True, False):
+        program = build_program(FedMPT(conditions=TWO, rank=3, plan_gradient=flows))
+        head = program.model.head
+        S = torch.rand(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+        plan = head.plan(S)
+        (plan * S).sum().backward()
+        gradients[flows] = S.grad
+        assert torch.equal(S.grad, plan) != flows
+    assert not torch.allclose(gradients[True], gradients[False])
+
+
+def test_patches_that_are_sure_of_their_label_may_weigh_more(build_program):
+    S = torch.tensor([[3.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])[None, None].double()
+    weights = {}
+    for certain in (False, True):
+        method = FedMPT(conditions=TWO, rank=3, entropy=1.0, temperature=1.0, certain=certain)
+        head = build_program(method).model.head
+        weights[certain] = head.plan(S).sum(-1)[0, 0]  # of both patches, over the labels
+    assert weights[False][1] > weights[False][0] and weights[True][0] > weights[True][1]
+
+
 def test_only_learnt_parameters_are_sent_and_saved(toys, tmp_path):
     clients = toys.toys_for(FedMPT)["clients"](dtype=torch.float32)
     results = toys.execute(tmp_path / "run", FedMPT(), clients, rounds=2)
@@ -228,6 +270,17 @@ def test_prompt_methods_start_at_the_frozen_model(build_program, name):
         build_program(ALGORITHMS["zeroshot"]()).model(x),
     )
     torch.testing.assert_close(logits, zero_shot, rtol=0, atol=0.1)
+
+
+def test_fedmvp_may_learn_its_texts(build_program):
+    program = build_program(ALGORITHMS["fedmvp"](text_tokens=3))
+    x, y = program.client.train.labelled_batch(torch.arange(4))
+    stir(program.model)
+    program.loss(program.client.to_device(x), program.client.to_device(y)).backward()
+    assert program.model.head.text_tokens.grad.abs().sum() > 0
+    assert "head.text_tokens" in program.model.state_dict()
+    fixed = build_program(ALGORITHMS["fedmvp"]())
+    assert "head.text_tokens" not in fixed.model.state_dict()
 
 
 def test_dualcoop_logits_by_hand(build_program):

@@ -25,6 +25,7 @@ SHOWN = benchmark_module("fednca").SHOWN
 
 STUDIES = [
     "afmcc",
+    "afmcc-asynchronous",
     "afmcc-ablation",
     "afmcc-rivals",
     "afmcc-parameters",
@@ -43,6 +44,8 @@ STUDIES = [
     "fedmpt-ablation",
     "fedmpt-annotation",
     "fedmpt-labels",
+    "fedmpt-readings",
+    "fedmpt-settings",
     "fedmpt-heterogeneity",
     "fedmpt-participation",
     "rivals",

@@ -29,7 +29,13 @@ from unalike.core.signatures import Shape
 from unalike.losses.transport import transport
 from unalike.methods.prompt_tuning import PromptTuning, PromptTuningProgram
 from unalike.models.conditions import SHIPPED, read_conditions
-from unalike.models.prompts import Prompts, ScoresToLogits, initial_tokens, zero_linear
+from unalike.models.prompts import (
+    Prompts,
+    ScoresToLogits,
+    initial_tokens,
+    standardize,
+    zero_linear,
+)
 from unalike.models.vlm import VisionLanguageModel
 
 EXPLAINED_IMAGES = 256  # test images behind the figures of `explain`
@@ -61,7 +67,13 @@ class FedMPT(PromptTuning):
         prompts: False: one prompt without conditions.
         adapters: False: no adapters.
         transport: False: a softmax over patches instead of a transport plan.
-        gate: False: all conditions have the same weight.
+        gate: False: all conditions have the same weight; "spread": a condition counts by how far
+            its scores of an image's labels lie apart, as in the published program.
+        standardize: an image's scores are brought to mean 0 and spread 1 over its labels when they
+            are "mixed", or those of "each" condition before, as in the published program.
+        plan_gradient: False: no gradient flows through the transport plan.
+        certain: whether patches that are sure of their labels weigh more; in eq. 8 as printed
+            those that are unsure do.
     """
 
     mean: Literal["samples", "uniform"] = "uniform"
@@ -78,7 +90,10 @@ class FedMPT(PromptTuning):
     prompts: bool = True
     adapters: bool = True
     transport: bool = True
-    gate: bool = True
+    gate: bool | Literal["spread"] = True
+    standardize: Literal["mixed", "each"] = "mixed"
+    plan_gradient: bool = True
+    certain: bool = False
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         try:
@@ -182,7 +197,7 @@ class ConditionalPrompts(nn.Module):
                 torch.randn(count, model.width, method.rank) / model.width**0.5
             )
             self.up = nn.Parameter(torch.zeros(count, method.rank, model.width))
-        if method.gate:
+        if method.gate is True:
             self.route = nn.Sequential(
                 nn.Linear(model.width, method.rank, bias=False), zero_linear(method.rank, count)
             )
@@ -215,13 +230,22 @@ class ConditionalPrompts(nn.Module):
         method = self.method
         if not method.transport:
             return (similarity / method.temperature).softmax(-2)
-        plan = transport(similarity, method.temperature, method.entropy, method.steps)
-        return self.labels * plan
+        plan = transport(
+            similarity, method.temperature, method.entropy, method.steps, method.certain
+        )
+        return self.labels * (plan if method.plan_gradient else plan.detach())
 
-    def gate_weights(self, patches: Tensor) -> Tensor:
-        """Weight of each condition for each image, (n, conditions), sums to 1."""
+    def gate_weights(self, patches: Tensor, psi: Tensor) -> Tensor:
+        """Weight of each condition for each image, (n, conditions), sums to 1.
+
+        Args:
+            psi: scores (n, conditions or 1, labels).
+        """
+        count = len(self.conditions)
+        if self.method.gate == "spread":
+            spread = psi.std(-1, correction=0)
+            return spread.expand(-1, count).softmax(-1)
         if not self.method.gate:
-            count = len(self.conditions)
             return patches.new_full((len(patches), count), 1 / count)
         return self.route(normalize(patches, dim=-1).mean(1)).softmax(-1)
 
@@ -234,8 +258,9 @@ class ConditionalPrompts(nn.Module):
         patches (n, rows, columns, labels). What the plan lacks to a sum of 1 belongs to the image
         feature.
         """
-        fired = self.gate_weights(patches)
-        plan = self.plan(self.similarity(model, patches, whole))
+        similarity = self.similarity(model, patches, whole)
+        plan = self.plan(similarity)
+        fired = self.gate_weights(patches, (plan * similarity).sum(-2))
         plan = plan[..., : patches.shape[1], :]  # (n, conditions or 1, places, labels)
         gated = (fired[..., None, None] * plan).sum(1)
         return {"fired": fired, "plan": gated.unflatten(1, model.places)}
@@ -243,4 +268,7 @@ class ConditionalPrompts(nn.Module):
     def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
         similarity = self.similarity(model, patches, whole)
         psi = (self.plan(similarity) * similarity).sum(-2)  # (n, conditions or 1, labels)
-        return self.verdict((self.gate_weights(patches)[..., None] * psi).sum(1))
+        weights = self.gate_weights(patches, psi)
+        if self.method.standardize == "each":
+            psi = standardize(psi)
+        return self.verdict((weights[..., None] * psi).sum(1))

@@ -48,22 +48,31 @@ def sinkhorn(cost: Tensor, rows: Tensor, weight: float = 0.2, steps: int = 10) -
     return (score + down[..., None] + across[..., None, :]).exp()
 
 
-def importance(similarity: Tensor, temperature: float = 4.0) -> Tensor:
+def importance(similarity: Tensor, temperature: float = 4.0, certain: bool = False) -> Tensor:
     """Weights of patches (..., patches), which sum to 1: a softmax of entropies (FedMPT eq. 8).
 
     A patch's entropy is that of its softmax over labels.
 
     Args:
         similarity: cosines (..., patches, labels).
-        temperature: of the softmax over labels.
+        temperature: of the softmax over patches.
+        certain: whether patches of low entropy weigh more; as printed those of high entropy do.
+
+    >>> similarity = torch.tensor([[0.0, 9.0], [1.0, 1.0]])  # the first patch is sure of its label
+    >>> [importance(similarity, 0.1, certain).argmax().item() for certain in (False, True)]
+    [1, 0]
     """
     log_share = similarity.log_softmax(-1)
     entropy = -(log_share.exp() * log_share).sum(-1)
-    return (entropy / temperature).softmax(-1)
+    return ((-entropy if certain else entropy) / temperature).softmax(-1)
 
 
 def transport(
-    similarity: Tensor, temperature: float = 4.0, weight: float = 0.2, steps: int = 10
+    similarity: Tensor,
+    temperature: float = 4.0,
+    weight: float = 0.2,
+    steps: int = 10,
+    certain: bool = False,
 ) -> Tensor:
     """The plan (..., patches, labels) between patches and labels (FedMPT eq. 7).
 
@@ -74,6 +83,7 @@ def transport(
         temperature: of the patches' importance.
         weight: of the plan's entropy.
         steps: Sinkhorn iterations.
+        certain: whether patches of low entropy weigh more (`importance`).
     """
     cost = 1 - (similarity / temperature).softmax(-2)
-    return sinkhorn(cost, importance(similarity, temperature), weight, steps)
+    return sinkhorn(cost, importance(similarity, temperature, certain), weight, steps)

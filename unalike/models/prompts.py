@@ -98,11 +98,17 @@ class ScoresToLogits(nn.Module):
         self.bias = nn.Parameter(torch.tensor(bias))
 
     def forward(self, scores: Tensor) -> Tensor:
-        if scores.shape[-1] > 1:
-            # mean first: the order decides in which order autograd sums gradients, to the last bit
-            centred = scores - scores.mean(-1, keepdim=True)
-            scores = centred / (scores.std(-1, keepdim=True, correction=0) + 1e-6)
-        return self.gain * scores + self.bias
+        return self.gain * standardize(scores) + self.bias
+
+
+def standardize(scores: Tensor) -> Tensor:
+    """Scores (..., labels) with mean 0 and spread 1 over the labels; those of a single label as
+    they are."""
+    if scores.shape[-1] == 1:
+        return scores
+    # mean first: the order decides in which order autograd sums gradients, to the last bit
+    centred = scores - scores.mean(-1, keepdim=True)
+    return centred / (scores.std(-1, keepdim=True, correction=0) + 1e-6)
 
 
 class PromptedModel(Model):
