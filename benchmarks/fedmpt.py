@@ -200,11 +200,11 @@ def bench_fedmpt_labels(study: Study) -> dict:
     for name, (method, settings) in {**{m: (m, []) for m in METHODS}, **ALSO}.items():
         own = METHODS.get(method, [f"algorithm={{name: {method}}}"])
         configured[name] = (scenario, [*PLAIN, *own, *LABEL_CLUSTERS, *settings])
-    every = dict(configured)
+    visible = dict(configured)
     for masked_as in ("unknown", "absent"):
         hidden = ["clients.0.masked=0.9", f"clients.0.masked_as={masked_as}"]
-        for name, (_, settings) in every.items():
-            configured[f"{name}, 90 % {masked_as}"] = (scenario, [*settings, *hidden])
+        for name, (_, own_settings) in visible.items():
+            configured[f"{name}, 90 % {masked_as}"] = (scenario, [*own_settings, *hidden])
     runs = study.runs(configured, QUICK, range(3))
     return {"rows": {name: averages(own, label_figures) for name, own in runs.items()}}
 
