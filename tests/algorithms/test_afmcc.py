@@ -129,6 +129,22 @@ def test_objective_is_equation_7(toys):
     )
 
 
+def test_a_modality_may_be_no_contrast_to_itself(toys):
+    """What the objective loses is the contrast of h = z with z, and nothing where two are fused."""
+    plain, others = small(alpha=0.7), small(alpha=0.7, contrast="others")
+    programs = [m.Program(clients(toys)[0], m, toys.training(), 0) for m in (plain, others)]
+    x = programs[0].all_inputs()
+    z = programs[0].autoencoder.codes(x)
+    lost = {}
+    for subset in (("left",), ("right",), ("left", "right")):
+        one, other = (p.objective(subset)(p.model, x).item() for p in programs)
+        lost[subset] = one - other
+    assert lost.pop(("left", "right")) == 0
+    for (name,), difference in lost.items():
+        itself = 0.7 * fusion_contrast(z[name], z[name], 0.5).item()
+        assert difference == pytest.approx(itself, rel=1e-9)
+
+
 def test_missing_modalities_count_nowhere_in_the_loss(toys):
     """Each term is over samples that take part in it; values of a missing modality, even NaN, do
     not matter."""

@@ -87,6 +87,9 @@ class AFMCC(Algorithm):
         head_lr_scale: learning rate of W, which learns from the constraint alone, relative to that
             of all else.
         temperature: the paper's tau, of the contrast.
+        contrast: what the fused feature of a fusion set is contrasted with: "all" modalities of the
+            client, as printed, or "others" than the set's only one. With that one every positive
+            pair is a row with itself, which can only push rows apart.
         steps: gradient steps of a visit for each subset of modalities.
         pretraining: gradient steps of the first client, before the others start.
         error: of the reconstruction: "feature" is the mean over features, "sample" their sum.
@@ -115,6 +118,7 @@ class AFMCC(Algorithm):
     constrain: Literal["all", "fused"] = "all"
     head_lr_scale: PositiveFloat = 1.0
     temperature: PositiveFloat = 0.5
+    contrast: Literal["all", "others"] = "all"
     steps: Annotated[int, Field(ge=1)] = 2
     pretraining: NonNegativeInt = 45
     error: Literal["feature", "sample"] = "feature"
@@ -465,6 +469,8 @@ class AFMCC(Algorithm):
             """
             method = self.algorithm
             constrained = method.constrain == "all" or (len(subset) > 1 and not pretraining)
+            # the only modality of the set, if it is no contrast to itself
+            alone = subset[0] if method.contrast == "others" and len(subset) == 1 else None
 
             def loss(model: Model, x: dict[str, Tensor]) -> Tensor:
                 encoder: Any = model.encoder
@@ -479,9 +485,12 @@ class AFMCC(Algorithm):
                         reconstruction(rows.flatten(1), rebuilt, method.error, has_both[name])
                     )
                 if method.alpha:
-                    for name, z in codes.items():
-                        contrast = fusion_contrast(h, z, method.temperature, has_both[name])
-                        terms.append(method.alpha * contrast)
+                    for name in codes:
+                        if name != alone:
+                            contrast = fusion_contrast(
+                                h, codes[name], method.temperature, has_both[name]
+                            )
+                            terms.append(method.alpha * contrast)
                 if method.beta and constrained:
                     classes = model.head(h).softmax(-1)
                     constraint = class_correlation_loss(classes, method.flexibility, has_subset)
