@@ -111,7 +111,7 @@ def test_slow_clients_are_not_waited_for(toys, tmp_path):
 
 
 def test_objective_is_equation_7(toys):
-    method = small(alpha=0.7, beta=0.3, error="sample")
+    method = small(alpha=0.7, beta=0.3, error="sample", contrast="all")
     program = method.Program(clients(toys)[0], method, toys.training(), 0)
     x = program.client.to_device(program.client.train.rows(torch.arange(10))[0])
     auto = program.model.encoder
@@ -131,7 +131,7 @@ def test_objective_is_equation_7(toys):
 
 def test_a_modality_may_be_no_contrast_to_itself(toys):
     """What the objective loses is the contrast of h = z with z, and nothing where two are fused."""
-    plain, others = small(alpha=0.7), small(alpha=0.7, contrast="others")
+    plain, others = small(alpha=0.7, contrast="all"), small(alpha=0.7, contrast="others")
     programs = [m.Program(clients(toys)[0], m, toys.training(), 0) for m in (plain, others)]
     x = programs[0].all_inputs()
     z = programs[0].autoencoder.codes(x)
@@ -154,7 +154,7 @@ def test_missing_modalities_count_nowhere_in_the_loss(toys):
         one = clients(toys)[0]
         x, y = one.train.rows(torch.arange(10))
         x["left"][~has_left], x["right"][~has_right] = nothing, nothing
-        method = small(alpha=0.7, beta=0.3)
+        method = small(alpha=0.7, beta=0.3, contrast="all")
         program = method.Program(
             replace(one, train=({**x, "left?": has_left, "right?": has_right}, y)),
             method,
