@@ -65,3 +65,21 @@ def test_no_process_is_left_whichever_is_killed(killed, tmp_path):
     finally:
         starter.kill()
         starter.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="supervisors find processes in /proc")
+def test_a_command_ends_with_a_process_that_it_cannot_do_without(tmp_path):
+    """As Flower's SuperLink, which starts no app without its SuperExec, and no other SuperExec."""
+    words = [sys.executable, "-c", COMMAND, str(tmp_path / "pids")]
+    process = subprocess.Popen(supervisor.command(words, os.getpid(), essential="while True"))
+    try:
+        wait_until((tmp_path / "pids").exists)
+        command, job = map(int, (tmp_path / "pids").read_text().split())
+        time.sleep(supervisor.ESSENTIAL_POLL + 1.0)
+        assert alive(command) and alive(job)
+        os.kill(job, signal.SIGKILL)
+        assert process.wait(20) == 1
+        assert not alive(command)
+    finally:
+        process.kill()
+        process.wait()

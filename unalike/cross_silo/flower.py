@@ -34,7 +34,7 @@ from unalike.core.engine import Watch
 from unalike.cross_silo import supervisor
 from unalike.cross_silo.certificates import check_certificate
 from unalike.cross_silo.client_endpoint import ClientEndpoint
-from unalike.cross_silo.gate import CONNECTED, REFUSALS, SEEN, public_keys
+from unalike.cross_silo.gate import CONNECTED, REFUSALS, SEEN, SUPEREXEC, public_keys
 from unalike.engines.process import EngineError
 from unalike.scenarios.schema import client_ids
 
@@ -44,6 +44,7 @@ POLL = 0.2  # seconds between looks for replies
 NODE_POLL = 2.0  # seconds between looks which SuperNodes are online
 REACH = 120.0  # seconds a SuperNode may be offline until its client has failed
 QUIET = 7.0  # seconds without a sign of a SuperNode, which looks for messages every 3 s
+PENDING = 25.0  # seconds until Flower must have started a run's program
 STATUS_POLL = 15.0  # seconds between `flwr ls`, which takes seconds itself
 COMMAND_TIMEOUT = 120  # seconds a command of Flower's may take
 Positive = Annotated[float, Field(gt=0)]
@@ -146,10 +147,11 @@ class FlowerEngine:
         self.stop_run()  # one before it that failed is not always noticed by Flower
         run = run_flwr(self.place, "run", app, "unalike", "--run-config", run_config)["run-id"]
         self.run = run
-        last_look = time.monotonic()
+        start = last_look = time.monotonic()
+        is_pending = False
 
         def end_reason() -> str | None:
-            nonlocal last_look
+            nonlocal last_look, is_pending
             if self.local is not None:
                 self.local.start()
             for refusal in refusals.read():
@@ -163,6 +165,10 @@ class FlowerEngine:
             except EngineError:
                 return None
             status = str(listing["runs"][0]["status"])
+            if status == "pending" and not is_pending and last_look - start > PENDING:
+                is_pending = True
+                text = "Flower has not started the run yet: look at the output of the SuperLink"
+                self.watch("waiting", text=text)
             return f"Flower says {status}" if status.startswith("finished") else None
 
         return end_reason
@@ -556,9 +562,11 @@ class LocalFlowerFederation:
                 self._register(name)
             program, *arguments = known[name]
             command = [executable(program), *arguments]
+            # the gate does this for the SuperLink, by which it is started
+            essential = "" if name == "superlink" else SUPEREXEC
             with (self.place / f"{name}.log").open("ab") as log:
                 self.processes[name] = subprocess.Popen(
-                    supervisor.command(command, os.getpid()),
+                    supervisor.command(command, os.getpid(), essential=essential),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -65,6 +65,7 @@ PATHS = frozenset(
 )
 REFUSALS = "refused.jsonl"  # who was not let in, in the folder of a deployment
 SEEN = "seen"  # folder there, with a file for each member, touched when it sends a request
+SUPEREXEC = "flower-superexec"  # starts the processes of apps, of a SuperLink or SuperNode
 CONNECTED = "connected"  # the same, touched every TOUCH_INTERVAL while a connection of it is open
 TOUCH_INTERVAL = 2.0  # seconds
 # Seconds until a connection without requests is closed. A SuperNode that works sends a heartbeat
@@ -285,7 +286,9 @@ def main(folder: Path, address: str, command: list[str]) -> int:
     signal.signal(
         signal.SIGTERM, supervisor.exit_on_signal
     )  # uvicorn raises it again when it is done
-    superlink = subprocess.Popen(supervisor.command(command, os.getpid()))
+    # without its SuperExec a SuperLink starts no app, says nothing, and starts no other
+    words = supervisor.command(command, os.getpid(), essential=SUPEREXEC)
+    superlink = subprocess.Popen(words)
 
     def watch() -> None:
         superlink.wait()

@@ -1,9 +1,10 @@
 """Runs a command and kills everything it started when it ends. A program of its own.
 
-Usage: python supervisor.py PARENT COMMAND...
+Usage: python supervisor.py PARENT ESSENTIAL COMMAND...
 
-It ends with the process PARENT, too; with PARENT 0, only with its command. It depends on the
-standard library alone, so that it starts at once.
+It ends with the process PARENT, too; with PARENT 0, only with its command. It also ends where a
+process below the command ends whose command line has the word ESSENTIAL, if that is not empty. It
+depends on the standard library alone, so that it starts at once.
 """
 
 import ctypes
@@ -22,12 +23,13 @@ from typing import NoReturn
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PARENT_POLL = 0.5  # seconds between checks whether the parent is alive
+ESSENTIAL_POLL = 1.0  # and whether all essential processes are
 GRACE = 5.0  # seconds the command has to end by itself after Ctrl-C
 
 
-def command(words: list[str], parent: int) -> list[str]:
-    """The command line that runs `words` under a supervisor."""
-    return [sys.executable, str(Path(__file__).resolve()), str(parent), *words]
+def command(words: list[str], parent: int, essential: str = "") -> list[str]:
+    """The command line that runs `words` under a supervisor; all end with an essential process."""
+    return [sys.executable, str(Path(__file__).resolve()), str(parent), essential, *words]
 
 
 def prctl(option: int, value: int) -> None:
@@ -81,20 +83,44 @@ def exit_on_signal(*_: object) -> NoReturn:
     sys.exit(1)
 
 
-def supervise(parent: int, words: list[str]) -> int:
-    """Run a command until it ends or the parent does, then kill what it started.
+class Essentials:
+    """The processes below this one whose command line has a word; none where it is empty."""
+
+    def __init__(self, word: str):
+        self.word = word.encode()
+        self.seen: set[int] = set()
+        self.last_look = time.monotonic()
+
+    def one_ended(self) -> bool:
+        """Whether one that was seen before has ended."""
+        if not self.word or time.monotonic() - self.last_look < ESSENTIAL_POLL:
+            return False
+        self.last_look = time.monotonic()
+        now: set[int] = set()
+        for pid in descendants(os.getpid()):
+            with suppress(OSError):
+                if self.word in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    now.add(pid)
+        is_lost = not self.seen <= now
+        self.seen = now
+        return is_lost
+
+
+def supervise(parent: int, essential: str, words: list[str]) -> int:
+    """Run a command until it, the parent or an essential process ends, then kill what it started.
 
     Ctrl-C reaches the command, too, which then has `GRACE` seconds to end by itself.
 
-    Returns: the command's exit code; 1 where the parent ended first.
+    Returns: the command's exit code; 1 where something else ended first.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: so do we
             signal.signal(number, exit_on_signal)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     child = subprocess.Popen(words, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
+    essentials = Essentials(essential)
     try:
-        while not parent or os.getppid() == parent:
+        while (not parent or os.getppid() == parent) and not essentials.one_ended():
             with suppress(subprocess.TimeoutExpired):
                 return child.wait(PARENT_POLL)
     except KeyboardInterrupt:
@@ -109,4 +135,4 @@ def supervise(parent: int, words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(supervise(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(supervise(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))
