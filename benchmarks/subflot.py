@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from unalike.models.submodels import (
     reindex_groups,
 )
 from unalike.report import Run
+from unalike.scenarios import load
 from unalike.training.loop import Training, build_optimizer, step
 
 # subflot: methods compared; the tables of this file are built here, too
@@ -39,35 +41,44 @@ PENALTY_OF = {
     "hapt": 0.01,
     "digits": 0.01,
 }  # lambda, if not 1: Adam's larger steps
-# Rounds and own epochs that together are as many epochs as the scenario's rounds.
-FINETUNED = {"cifar10": (15, 25), "pacs": (15, 25), "agnews": (15, 10), "hapt": (30, 20)}
+RATES = (1 / 3, 1, 3)  # learning rates tried, of the scenario's
+FEWER_RATES = {"hapt": (1, 3), "agnews": (1, 3)}  # Adam; the lowest was never best on HAPT
+CHOOSING = (100, 101)  # seeds on which a row's rate is chosen
 HETEROFL = "algorithm={name: heterofl}"
 UNMASKED = "algorithm={name: heterofl, masked: false}"
 SUBFLOT = "algorithm={name: subflot}"
 ALONE = "alone=true"  # the run's baseline: training alone at a client's own width
 FULL_WIDTH, SMALLEST_WIDTH, FINETUNE = "full width", "smallest width", "finetune"  # `settings_of`
-METHODS: dict[str, list[str]] = {
+SAFEGUARD = "safeguard=true"
+LOCAL = "local, own width"
+FINETUNED, SAFEGUARDED = ", finetune", ", safeguard"  # ends of names; such rows keep the rate
+PLAIN_METHODS: dict[str, list[str]] = {
     "subflot": [SUBFLOT],
     "subflot, spread plans": [SUBFLOT, "solver=auto"],
     "subflot, masked": [SUBFLOT, "algorithm.masked=true"],
-    "heterofl": [HETEROFL, ALONE],
+    "heterofl": [HETEROFL],
     "heterofl, unmasked": [UNMASKED, ALONE],
     "fedavg, full width": [UNMASKED, FULL_WIDTH],
-    "subflot, finetune": [SUBFLOT, FINETUNE],
-    "subflot, masked, finetune": [SUBFLOT, "algorithm.masked=true", FINETUNE],
-    "heterofl, finetune": [HETEROFL, FINETUNE],
-    "heterofl, unmasked, finetune": [UNMASKED, FINETUNE],
-    "fedavg, full width, finetune": [UNMASKED, FULL_WIDTH, FINETUNE],
     "fedrolex": ["algorithm={name: fedrolex}"],
     "feddropout": ["algorithm={name: feddropout}"],
     "feddse": ["algorithm={name: feddse}"],
     "flexfl": ["algorithm={name: flexfl}"],
+    "depthfl": ["algorithm={name: depthfl}"],
+    "scalefl": ["algorithm={name: scalefl}"],
     "fedavg, smallest width": [
         "algorithm={name: heterofl, masked: false, scaler: false}",
         SMALLEST_WIDTH,
     ],
+}
+METHODS: dict[str, list[str]] = {
+    LOCAL: [UNMASKED, ALONE],  # what its clients reach alone, see `figures_alone`
+    **PLAIN_METHODS,
+    **{f"{name}{FINETUNED}": [*row, FINETUNE] for name, row in PLAIN_METHODS.items()},
+    f"subflot{FINETUNED}{SAFEGUARDED}": [SUBFLOT, FINETUNE, ALONE, SAFEGUARD],
+    f"heterofl, unmasked{FINETUNED}{SAFEGUARDED}": [UNMASKED, FINETUNE, ALONE, SAFEGUARD],
     "local, full width": ["algorithm={name: local}"],
 }
+EARLY_EXITS = ("depthfl", "scalefl")
 PAPER = {
     "cifar10 heterofl": 84.54,
     "cifar10 flexfl": 85.13,
@@ -89,9 +100,53 @@ def bench_subflot(study: Study) -> dict:
     """SubFLOT against other methods with submodels, on four datasets: mean client accuracy.
 
     Accuracy of the clients' own models on their own test sets. One row per dataset and method,
-    three seeds; clients, data and budget are the same for all.
+    three seeds; clients, data and budget are the same for all: rows with own epochs at the end
+    have a quarter fewer rounds. Each method's learning rate is the best of three on two other
+    seeds; without own epochs, and kept with them. `degraded` are clients below the same client
+    trained alone at its own width, in the mean over seeds, `beyond_noise` by more than two standard
+    errors of that mean.
     """
-    return table(study, rows_of(study, DATASETS, METHODS), PAPER)
+    rows = rows_of(study, DATASETS, METHODS)
+    if not study.quick:
+        # A study's settings would come last, and undo the rounds of rows with own epochs.
+        rounds = [setting for setting in study.settings if setting.startswith("rounds=")]
+        others = [setting for setting in study.settings if setting not in rounds]
+        study = replace(study, settings=tuple(others))
+        rows = {
+            name: (where, [*rounds, *settings])
+            for name, (where, settings) in rows.items()
+            if runs_on(name)
+        }
+        rows = with_rates(study, rows)
+    return table(study, rows, PAPER)
+
+
+def runs_on(name: str) -> bool:
+    """Whether a method can run on a dataset: fastText has too few layers for early exits."""
+    return not (name.startswith("agnews") and any(word in name for word in EARLY_EXITS))
+
+
+def with_rates(study: Study, rows: Mapping[str, Row]) -> dict[str, Row]:
+    """The selected rows, each with the learning rate that is best on other seeds."""
+    selected = {name: row for name, row in rows.items() if study.selects(name)}
+    searched = {name.removesuffix(SAFEGUARDED).removesuffix(FINETUNED) for name in selected}
+    tried: dict[str, Row] = {}
+    for name in sorted(searched):
+        scenario_name, settings = rows[name]
+        rate = load(scenario_name)[0].training.lr
+        for factor in FEWER_RATES.get(name.partition(" ")[0], RATES):
+            setting = f"training.lr={rate * factor:.3g}"
+            tried[f"{name}; {setting}"] = (scenario_name, [*PLAIN, *settings, setting])
+    search = replace(study, only=(), seeds=CHOOSING)
+    means = {}
+    for name, runs in search.runs(tried).items():
+        means[name] = mean(figures_of(name)(run)["accuracy"] for run in runs)
+    chosen = {}
+    for name, (scenario_name, settings) in selected.items():
+        plain = name.removesuffix(SAFEGUARDED).removesuffix(FINETUNED)
+        best = max((key for key in means if key.startswith(f"{plain}; ")), key=means.__getitem__)
+        chosen[name] = (scenario_name, [*settings, best.partition("; ")[2]])
+    return chosen
 
 
 def scenario(study: Study, dataset: str = "cifar10") -> str:
@@ -101,7 +156,7 @@ def scenario(study: Study, dataset: str = "cifar10") -> str:
     return "hapt" if dataset == "hapt" else f"subflot-{dataset}"
 
 
-def settings_of(dataset: str, values: Sequence[str]) -> list[str]:
+def settings_of(study: Study, dataset: str, values: Sequence[str]) -> list[str]:
     """Settings of a row on a dataset, with words such as FULL_WIDTH spelt out."""
     settings = []
     for value in values:
@@ -109,13 +164,20 @@ def settings_of(dataset: str, values: Sequence[str]) -> list[str]:
             share = 1.0 if value == FULL_WIDTH else 0.25
             settings += capacities([share] * GROUPS.get(dataset, 4))
         elif value == FINETUNE:
-            rounds, epochs = FINETUNED.get(dataset, (6, 10))
-            settings += [f"rounds={rounds}", f"finetune={epochs}"]
+            rounds, epochs = rounds_and_epochs(study, dataset)
+            settings += [f"rounds={rounds - rounds // 4}", f"finetune={rounds // 4 * epochs}"]
         else:
             settings.append(value)
         if value == SUBFLOT and dataset in PENALTY_OF:
             settings.append(f"penalty={PENALTY_OF[dataset]}")
     return settings
+
+
+def rounds_and_epochs(study: Study, dataset: str) -> tuple[int, int]:
+    """Rounds and epochs of a dataset's rows: the scenario's, or those that the study sets."""
+    budget = [s for s in study.settings if s.startswith(("rounds=", "epochs="))]
+    training = load(scenario(study, dataset), settings=budget)[0].training
+    return training.rounds, training.epochs
 
 
 def capacities(shares: Sequence[float]) -> list[str]:
@@ -130,7 +192,7 @@ def rows_of(
     rows: dict[str, Row] = {}
     for dataset in datasets:
         for name, values in settings.items():
-            spelt_out = settings_of("digits" if study.quick else dataset, values)
+            spelt_out = settings_of(study, "digits" if study.quick else dataset, values)
             rows[f"{dataset} {name}"] = (scenario(study, dataset), spelt_out)
     return rows
 
@@ -141,8 +203,11 @@ def table(
     """Run the rows with three seeds; figures of each, beside the paper's accuracy if known."""
     configured = {name: (where, [*PLAIN, *settings]) for name, (where, settings) in rows.items()}
     summaries = {}
-    for name, runs in study.runs(configured, QUICK, range(3)).items():
-        summaries[name] = averages(runs, figures)
+    measured = study.runs(configured, QUICK, range(3))
+    for name, runs in measured.items():
+        summaries[name] = averages(runs, figures_of(name))
+        local = measured.get(f"{name.partition(' ')[0]} {LOCAL}", runs)
+        summaries[name] |= compare_with_alone(name, runs, local)
         summaries[name]["to_80"] = mean_if_all([time_to_target(run) for run in runs])
         if paper and name in paper:
             summaries[name]["paper"] = paper[name]
@@ -175,11 +240,64 @@ def figures(run: Run) -> dict[str, float]:
     return summary
 
 
+def figures_of(name: str) -> Callable[[Run], dict[str, float]]:
+    """What is reported of a row's runs."""
+    if name.partition(";")[0].endswith(LOCAL):
+        return figures_alone
+    return figures
+
+
+def figures_alone(run: Run) -> dict[str, float]:
+    """Mean and worst accuracy of the same clients trained alone at their own width."""
+    values = client_values(run, "alone")
+    return {"accuracy": mean(values.values()), "worst": min(values.values())}
+
+
+def client_values(run: Run, column: str) -> dict[str, float]:
+    """A column of the run's table by client; where there is a safeguard, of what clients keep."""
+    return {
+        name: client.get("safeguarded", client[column]) if column == "value" else client[column]
+        for name, client in run.clients.items()
+    }
+
+
+def compare_with_alone(name: str, runs: Sequence[Run], local: Sequence[Run]) -> dict[str, Any]:
+    """Clients that are worse than alone at their own width in the mean, and beyond noise.
+
+    Those of a row with the safeguard are compared with their own run's local baseline, which is
+    what it decides between.
+    """
+    if SAFEGUARDED in name:
+        local = runs
+    if name.endswith(LOCAL) or any(
+        c.get("alone") is None for run in local for c in run.clients.values()
+    ):
+        return {}
+    gains: dict[str, list[float]] = {}
+    for run, other in zip(runs, local, strict=True):
+        values, alone = client_values(run, "value"), client_values(other, "alone")
+        for client in values:
+            gains.setdefault(client, []).append(values[client] - alone[client])
+    degraded = [client for client, gain in gains.items() if mean(gain) < 0]
+    beyond = [
+        client for client in degraded if mean(gains[client]) < -2 * standard_error(gains[client])
+    ]
+    return {"degraded": degraded, "beyond_noise": beyond}
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Standard error of the mean; 0 of one value."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
 def time_to_target(run: Run) -> float | None:
     """Simulated time when the mean accuracy first reached 80 %, or None if it never did."""
     clock = {event["round"]: event["clock"] for event in run.events if event["event"] == "round"}
     for event in run.events:
-        if event["event"] == "evaluation" and event["figures"].get("accuracy", 0) >= TARGET:
+        if event["event"] != "evaluation" or event.get("who") == "alone":
+            continue
+        values = [metrics.get("accuracy", 0) for metrics in event["values"].values()]
+        if mean(values) >= TARGET:
             return clock[event["round"]]
     return None
 
