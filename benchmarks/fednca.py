@@ -1,8 +1,9 @@
 """Benchmarks of FedNCA."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
-from statistics import median
+from statistics import mean, median
 
 import torch
 
@@ -23,6 +24,9 @@ from unalike.training.loop import Training
 
 ASL = "clients.0.task.criterion=asymmetric"
 THRESHOLDS = "thresholds=training"
+SEVEN = "clients.0.model.size=224"
+# Label queries need a text encoder, so this row has another encoder than the others, a frozen one.
+FEDLGT = ("fedlgt", ["clients.0.model={name: vlm-small}"])
 AS_AUTHORS = ["attention_init=xavier", "decay_vectors=false"]
 METHODS: dict[str, tuple[str, list[str]]] = {
     "fednca": ("fednca", []),
@@ -34,6 +38,9 @@ METHODS: dict[str, tuple[str, list[str]]] = {
     "without disentanglement": ("fednca", ["disentangle=false"]),
     "without rejection": ("fednca", ["rejection=0"]),
     "without prototypes' contrast": ("fednca", ["prototype=0"]),
+    "fednca, 7x7 places": ("fednca", [SEVEN]),
+    "fedavg, BCE, 7x7 places": ("fedavg", [SEVEN]),
+    "fedavg, BCE, authors' head": ("fedavg", ["clients.0.task.wide_head=true"]),
     "fedavg, ASL": ("fedavg", [ASL]),
     "fedprox, BCE": ("fedprox", []),
     "fedprox, ASL": ("fedprox", [ASL]),
@@ -65,12 +72,31 @@ def bench_fednca(study: Study) -> dict:
             for name, (method, settings) in METHODS.items():
                 skew = f"data.partition.alpha={alpha}"
                 rows[prefix + row(name, alpha)] = (where, [*plain(method), skew, *settings])
+            if not prefix and not study.quick:
+                method, settings = FEDLGT
+                skew = f"data.partition.alpha={alpha}"
+                rows[row("fedlgt", alpha)] = (where, [*plain(method), skew, *settings])
         together = ["clients.0.count=1", "data.partition={name: iid}"]
         rows[f"{prefix}centralised, BCE"] = (where, [*plain("fedavg"), *together])
+    measured = study.runs(rows, QUICK, range(3))
     summaries = {
-        name: averages(runs, figures) for name, runs in study.runs(rows, QUICK, range(3)).items()
+        name: averages(runs, figures) | {"by_label": label_table(runs)}
+        for name, runs in measured.items()
     }
     return {"rows": summaries, **leads(summaries)}
+
+
+def label_table(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+    """F1, AUC and average precision of each label, means over seeds where defined."""
+    tables = [(run.results or {}).get("by_label", {}) for run in runs]
+    labels = dict.fromkeys(label for table in tables for label in table)
+    found: dict[str, dict[str, float]] = {}
+    for label in labels:
+        for name in ("f1", "auc", "average_precision"):
+            values = [table[label][name] for table in tables if name in table.get(label, {})]
+            if values:
+                found.setdefault(label, {})[name] = round(mean(values), 2)
+    return found
 
 
 def leads(rows: dict[str, dict]) -> dict[str, float]:
@@ -93,8 +119,8 @@ def row(name: str, alpha: float) -> str:
 
 def plain(method: str) -> list[str]:
     """A method with every client counting the same, as FedNCA's authors have all of them."""
-    mean = "" if method == "local" else ", mean: uniform"
-    return ["alone=false", "evaluations=1", f"algorithm={{name: {method}{mean}}}"]
+    uniform = "" if method == "local" else ", mean: uniform"
+    return ["alone=false", "evaluations=1", f"algorithm={{name: {method}{uniform}}}"]
 
 
 def figures(run: Run) -> dict[str, float]:

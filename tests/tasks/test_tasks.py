@@ -108,6 +108,34 @@ def test_multilabel_loss_and_meter_follow_the_formula_on_known_entries():
     )
 
 
+def test_metrics_of_each_label_leave_out_what_is_undefined():
+    """Label 0: one hit, one miss, one false alarm. Label 1: never present, guessed once."""
+    meter = MultiLabel(("a", "b")).meter()
+    output = torch.tensor([[2.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [-2.0, -1.0]])
+    y = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 0.0]])
+    meter.add(output, y)
+    first, second = meter.by_label()
+    assert first == pytest.approx(
+        {
+            "f1": 50.0,
+            "auc": 75.0,  # of four pairs one is in the wrong order
+            "average_precision": 100 * (1 + 2 / 3) / 2,
+            "precision": 50.0,
+            "recall": 50.0,
+            "positives": 2,
+        }
+    )
+    undefined = {name for name, value in second.items() if np.isnan(value)}
+    assert undefined == {"auc", "average_precision", "precision", "recall"}
+    assert second["f1"] == second["positives"] == 0
+
+
+def test_a_wide_head_is_two_layers_with_a_norm_between():
+    kinds = [type(layer).__name__ for layer in MultiLabel(3, wide_head=True).head(4)]
+    assert kinds == ["Linear", "LayerNorm", "GELU", "Linear"]
+    assert MultiLabel(3, wide_head=True).head(4)(torch.zeros(2, 4)).shape == (2, 3)
+
+
 def test_best_macro_f1_is_that_of_the_best_of_nine_thresholds():
     """Probabilities 0.25 and 0.35 where present, 0.15 where absent: 0.2 separates them."""
     p = torch.tensor([[0.25], [0.35], [0.15], [0.15]])

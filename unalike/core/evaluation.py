@@ -28,10 +28,15 @@ def score_federation(fed: "Federation", replies: "Replies", **options: Any) -> "
     return type(replies)(metrics, replies.failures)
 
 
-def finish_tasks(fed: "Federation") -> None:
-    """Let each task of the clients do what is left to do after the last evaluation."""
+def finish_tasks(fed: "Federation") -> dict[str, Any]:
+    """Let each task of the clients do what is left to do after the last evaluation.
+
+    Returns: what tasks add to the results.
+    """
+    found: dict[str, Any] = {}
     for name in _task_names(fed):
-        find_task(name).finish(fed)
+        found |= find_task(name).finish(fed) or {}
+    return found
 
 
 def _task_names(fed: "Federation") -> list[str]:

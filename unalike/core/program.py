@@ -372,6 +372,16 @@ class ClientProgram:
 
     @query
     @measurement
+    def label_metrics(self, common: bool = False) -> dict[str, dict[str, float]]:
+        """Metrics of each label on the test set, by label; empty where the task has none."""
+        data = self.samples("common" if common else "test")
+        if data is None or not len(data):
+            return {}
+        by_label = meter_outputs(self.model, data, self.client, self.training.batch_size).by_label()
+        return dict(zip(self.client.task.labels, by_label))
+
+    @query
+    @measurement
     def embed(self) -> Embedding:
         """Features of all training samples, and their labels, -1 where unknown."""
         was_training = self.model.training
@@ -428,8 +438,11 @@ def forward_backward(
 def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str, float]:
     """Every metric of a model on these samples; undefined ones are left out."""
     metrics = meet(Evaluation(model, data, client, batch))
-    if metrics is not ALONE:
-        return metrics
+    return meter_outputs(model, data, client, batch).result() if metrics is ALONE else metrics
+
+
+def meter_outputs(model: nn.Module, data: Any, client: Client, batch: int) -> Metering:
+    """A meter with a model's outputs on these samples."""
     metering = Metering(client)
     was_training = model.training
     model.eval()
@@ -438,7 +451,7 @@ def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str
             x, y = data.rows(index)
             metering.add(model(client.to_device(x)), y)
     model.train(was_training)
-    return metering.result()
+    return metering
 
 
 def hash_model(model: nn.Module) -> str:

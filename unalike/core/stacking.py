@@ -71,6 +71,12 @@ class Metering:
         """Every metric; undefined ones are left out."""
         return {name: value for name, value in self.meter.result().items() if math.isfinite(value)}
 
+    def by_label(self) -> list[dict[str, float]]:
+        """Metrics of each label, undefined ones left out; empty where the task has none."""
+        meter = getattr(self.meter, "meter", self.meter)  # within the one of a user's score
+        found = meter.by_label() if hasattr(meter, "by_label") else []
+        return [{n: value for n, value in label.items() if math.isfinite(value)} for label in found]
+
 
 class LocalEpochs(Work):
     """The local epochs of one client.

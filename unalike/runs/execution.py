@@ -368,7 +368,7 @@ class Run:
             figures=figures,
         )
         decisions = self._safeguard(fed) if plan.safeguard else None
-        finish_tasks(fed)
+        of_tasks = finish_tasks(fed)
         models = fed.call("describe", clients=fed.clients, quorum=0)
         self.releases.count_repeated(fed)
         fed.engine.save(fed.round + 1)
@@ -380,6 +380,7 @@ class Run:
             local=local,
             models=models,
             decisions=decisions,
+            of_tasks=of_tasks,
         )
 
     def _safeguard(self, fed: Federation) -> Decisions:

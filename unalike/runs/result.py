@@ -348,6 +348,7 @@ def build_results(
     local: Mapping[str, dict[str, float]] | None,
     models: Mapping[str, Any],
     decisions: Decisions | None,
+    of_tasks: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Put the results of a run together, as results.json has them.
 
@@ -359,6 +360,7 @@ def build_results(
         local: metrics of the local baseline; None where there is none.
         models: replies to the operation `describe`: size, cost and hash of each model.
         decisions: of the safeguard; None without it.
+        of_tasks: what tasks add, e.g. the metrics of each label.
     """
     clients = {}
     traffic = fed.ledger.totals_by_client()
@@ -390,6 +392,7 @@ def build_results(
         "rounds": fed.finished,
         "lost": fed.failed_rounds,
         "failures": [_failure_entry(failure, fed) for failure in fed.failures],
+        **of_tasks,
     }
     sharing = plan.algorithm.sharing(fed)
     if sharing is not None and len(fed.infos) > 1:

@@ -186,13 +186,14 @@ class Clustering(Task):
         return scores
 
     @classmethod
-    def finish(cls, fed: FederationLike) -> None:
+    def finish(cls, fed: FederationLike) -> dict[str, Any] | None:
         """Send each client the centres that its clusters were last scored by."""
         centres = fed.scratch.get("centres", {})
         clients = [client for client in fed.clients if client in centres]
         if clients:
             messages = {client: {"centres": centres[client]} for client in clients}
             fed.call("grouped", clients=clients, quorum=0, per_client=messages)
+        return None
 
     def deployable(
         self, program: ProgramLike, exported: Mapping[str, Tensor] | None = None

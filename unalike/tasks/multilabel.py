@@ -1,17 +1,18 @@
 """Multi-label classification: a sample has any number of labels, some perhaps unknown."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from unalike.losses.multilabel import asymmetric, binary_cross_entropy, focal, known_mean
 from unalike.tasks.counts import area_under_roc, average_precision
-from unalike.tasks.task import Labels, LossFunction, MetricFunction, Task
+from unalike.tasks.task import FederationLike, Labels, LossFunction, MetricFunction, Task
 
 CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bce": binary_cross_entropy,
@@ -21,6 +22,10 @@ CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of `best_macro_f1`
+
+# Drawn for each label and client.
+LABEL_FIGURES = {"f1": "F1 of each label", "auc": "AUC of each label"}
+MAX_CLIENTS = 32  # whose metrics of each label are recorded
 
 Criterion = Literal["bce", "focal", "asymmetric"]
 
@@ -33,9 +38,12 @@ class MultiLabel(Task):
         labels: names of the labels, or their number.
         criterion: what training minimises, one of these names or a function of your own; metrics
             do not depend on it.
+        wide_head: a hidden layer of twice the width, layer norm and GELU before the output, as
+            FedNCA's authors have for FedAvg; the default is that of all tasks.
     """
 
     criterion: Criterion | LossFunction = "bce"  # type: ignore[assignment]
+    wide_head: bool = field(default=False, kw_only=True)
 
     name: ClassVar[str] = "multilabel"
     metric: ClassVar[str] = "micro_f1"
@@ -56,6 +64,7 @@ class MultiLabel(Task):
             labels: Labels,
             criterion: Criterion | LossFunction = "bce",
             *,
+            wide_head: bool = False,
             score: str | MetricFunction | None = None,
         ) -> None: ...
 
@@ -66,6 +75,13 @@ class MultiLabel(Task):
                 f"the criterion of a multilabel task is a function or one of "
                 f"{', '.join(CRITERIA)}, got {self.criterion!r}"
             )
+
+    def head(self, width: int) -> nn.Module:
+        if not self.wide_head:
+            return super().head(width)
+        hidden = nn.Linear(width, 2 * width)
+        output = nn.Linear(2 * width, len(self.labels))
+        return nn.Sequential(hidden, nn.LayerNorm(2 * width), nn.GELU(), output)
 
     def costs(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the criterion of each entry, like `y`; 0 where the label is unknown."""
@@ -111,6 +127,36 @@ class MultiLabel(Task):
     def unmeasured(self, y: Tensor) -> str | None:
         return None if bool((y == 1).any()) else "no label is present in any of them"
 
+    @classmethod
+    def finish(cls, fed: FederationLike) -> dict[str, Any] | None:
+        """Record the metrics of every label: means over clients, and a figure of each client's."""
+        infos = {c: fed.infos[c] for c in fed.clients if fed.infos[c].task == cls.name}
+        own = fed.algorithm.keeps_own_models()
+        common = not own and all(info.tested_on == "common" for info in infos.values())
+        asked = list(infos)[:MAX_CLIENTS]
+        if common:  # one model, one test set: the first client of each architecture answers
+            asked = list({info.model: c for c, info in reversed(infos.items())}.values())
+        replies = fed.call("label_metrics", clients=asked, quorum=0, common=common)
+        answers = {client: reply for client, reply in replies.items() if reply}
+        labels = list(dict.fromkeys(label for reply in answers.values() for label in reply))
+        by_label = {}
+        for label in labels:
+            found = [reply[label] for reply in answers.values() if label in reply]
+            names = dict.fromkeys(name for metrics in found for name in metrics)
+            by_label[label] = {
+                name: mean([metrics[name] for metrics in found if name in metrics])
+                for name in names
+            }
+        if not by_label:
+            return None
+        for name, title in LABEL_FIGURES.items():
+            matrix = [
+                [reply.get(label, {}).get(name, 0.0) for label in labels]
+                for reply in answers.values()
+            ]
+            fed.log_figure(title, matrix=torch.tensor(matrix), rows=list(answers), columns=labels)
+        return {"by_label": by_label}
+
 
 class MultiLabelMeter:
     """Collects scores and labels; a label is predicted above probability 0.5.
@@ -136,6 +182,14 @@ class MultiLabelMeter:
         self.truth.append(y.cpu().double())
         self.log_loss += binary_cross_entropy(output.double(), y.to(output.device)).sum().item()
 
+    def by_label(self) -> list[dict[str, float]]:
+        """Metrics of each label in percent, NaN where undefined, and its `positives`."""
+        scores, truth = torch.cat(self.scores).numpy(), torch.cat(self.truth).numpy()
+        return [
+            {name: value if name == "positives" else 100 * value for name, value in label.items()}
+            for label in label_counts(scores, truth)
+        ]
+
     def result(self) -> dict[str, float]:
         if not any((y >= 0).any() for y in self.truth):
             raise ValueError("nothing to measure: the meter was given no labelled sample")
@@ -144,25 +198,11 @@ class MultiLabelMeter:
         known = truth >= 0
         predicted = scores > 0
         present = truth == 1
-        precision: list[float] = []
-        recall: list[float] = []
-        f1: list[float] = []
-        precisions: list[float] = []
-        auc: list[float] = []
-        for label in range(truth.shape[1]):
-            rows = known[:, label]
-            positives = present[rows, label].sum()
-            guesses = predicted[rows, label].sum()
-            hits = (present & predicted)[rows, label].sum()
-            if positives + guesses:
-                f1.append(2 * hits / (positives + guesses))
-            if positives:
-                precision.append(hits / max(guesses, 1))
-                recall.append(hits / positives)
-                ranked = average_precision(present[rows, label], scores[rows, label])
-                precisions.append(ranked)
-            if 0 < positives < rows.sum():
-                auc.append(area_under_roc(present[rows, label], scores[rows, label]))
+        by_label = label_counts(scores, truth)
+        f1, auc, precision, recall, ranked = (
+            [label[name] for label in by_label if not math.isnan(label[name])]
+            for name in ("f1", "auc", "precision", "recall", "average_precision")
+        )
         labelled = known.any(1)
         exact = ((predicted == truth) | ~known).all(1)[labelled].mean()
         positives = (present & known).sum()
@@ -176,7 +216,7 @@ class MultiLabelMeter:
             "macro_f1": mean(f1),
             "OF1": micro_f1,
             "CF1": harmonic_mean(mean(precision), mean(recall)),
-            "mAP": mean(precisions),
+            "mAP": mean(ranked),
             "micro_auc": micro_auc,
             "macro_auc": mean(auc),
             "exact": exact,
@@ -186,6 +226,38 @@ class MultiLabelMeter:
         metrics["undefined_classes"] = float(truth.shape[1] - len(auc))
         metrics["log_loss"] = self.log_loss / int(labelled.sum())
         return metrics
+
+
+def label_counts(scores: np.ndarray, truth: np.ndarray) -> list[dict[str, float]]:
+    """F1, AUC, average precision, precision and recall of each label, NaN where undefined.
+
+    Args:
+        scores: logits (n, labels).
+        truth: 1 present, 0 absent, else unknown, (n, labels).
+    Returns: for each label its metrics as shares, and its number of `positives`.
+    """
+    nan = float("nan")
+    found = []
+    for label in range(truth.shape[1]):
+        rows = truth[:, label] >= 0
+        present, logits = truth[rows, label] == 1, scores[rows, label]
+        guessed = logits > 0
+        positives, guesses = int(present.sum()), int(guessed.sum())
+        hits = int((present & guessed).sum())
+        ranked = bool(0 < positives < len(present))
+        found.append(
+            {
+                "f1": 2 * hits / (positives + guesses) if positives + guesses else nan,
+                "auc": float(area_under_roc(present, logits)) if ranked else nan,
+                "average_precision": float(average_precision(present, logits))
+                if positives
+                else nan,
+                "precision": hits / max(guesses, 1) if positives else nan,
+                "recall": hits / positives if positives else nan,
+                "positives": float(positives),
+            }
+        )
+    return found
 
 
 def best_macro_f1(scores: np.ndarray, present: np.ndarray, known: np.ndarray) -> float:

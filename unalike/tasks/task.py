@@ -64,6 +64,7 @@ class FederationLike(Protocol):
     """The part of `unalike.core.federation.Federation` that a task uses."""
 
     infos: Mapping[str, Any]
+    algorithm: Any
     seed: int
     state: dict[str, Any]
     scratch: dict[str, Any]
@@ -277,8 +278,12 @@ class Task:
         return {}
 
     @classmethod
-    def finish(cls, fed: FederationLike) -> None:
-        """Called at the server after the last evaluation, e.g. to send clients what was found."""
+    def finish(cls, fed: FederationLike) -> dict[str, Any] | None:
+        """Called at the server after the last evaluation, e.g. to send clients what was found.
+
+        Returns: entries of results.json beside those of every run, or None.
+        """
+        return None
 
     def deployable(
         self, program: ProgramLike, exported: Mapping[str, Tensor] | None = None
