@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
@@ -83,11 +83,15 @@ class Study:
         runs: dict[str, list[Run]] = {name: [] for name in names}
         with ThreadPoolExecutor(self.jobs) as pool:
             jobs = []
+            submitted: dict[Any, Future[Run]] = {}  # rows with the same settings share their runs
             for name in names:
                 scenario, settings = rows[name]
                 for seed in seeds:
-                    job = pool.submit(self.once, scenario, [*settings, *extra], seed)
-                    jobs.append((name, seed, job))
+                    key = (scenario, *settings, seed)
+                    if key not in submitted:
+                        arguments = scenario, [*settings, *extra], seed
+                        submitted[key] = pool.submit(self.once, *arguments)
+                    jobs.append((name, seed, submitted[key]))
             finished = 0
             try:
                 for count, (name, seed, job) in enumerate(jobs, 1):
