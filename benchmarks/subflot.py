@@ -142,7 +142,7 @@ def with_rates(study: Study, rows: Mapping[str, Row]) -> dict[str, Row]:
     means = {}
     for name, runs in search.runs(tried).items():
         means[name] = mean(figures_of(name)(run)["accuracy"] for run in runs)
-    chosen = {}
+    chosen: dict[str, Row] = {}
     for name, (scenario_name, settings) in selected.items():
         plain = name.removesuffix(SAFEGUARDED).removesuffix(FINETUNED)
         best = max((key for key in means if key.startswith(f"{plain}; ")), key=means.__getitem__)
