@@ -83,3 +83,25 @@ def test_a_command_ends_with_a_process_that_it_cannot_do_without(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="supervisors find processes in /proc")
+def test_processes_that_end_while_they_are_listed_are_left_out(monkeypatch):
+    """Not an error, which would end the supervisor and all that it runs."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    everyone = [*supervisor.all_processes(), gone.pid, 2**22 + 1]
+    monkeypatch.setattr(supervisor, "all_processes", lambda: everyone)
+    assert process.pid in supervisor.descendants(os.getpid())
+    read = Path.read_text
+
+    def ended(path):
+        if path.name == "stat":
+            raise ProcessLookupError("it ended between opening and reading")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_text", ended)
+    assert supervisor.descendants(os.getpid()) == []
+    process.kill()
+    process.wait()

@@ -340,10 +340,11 @@ def free_port() -> int:
 def job_processes(kit: Path) -> list[int]:
     """Job processes of a site on this machine, without its FLARE process."""
     pids = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for pid in supervisor.all_processes():
         with suppress(OSError):
-            words = path.read_bytes().decode(errors="replace").split("\0")
+            text = Path(f"/proc/{pid}/cmdline").read_bytes()
+            words = text.decode(errors="replace").split("\0")
             is_job = any("worker_process" in word or "runner_process" in word for word in words)
             if is_job and str(kit) in words:
-                pids.append(int(path.parent.name))
+                pids.append(pid)
     return pids

@@ -38,15 +38,21 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value)
 
 
+def all_processes() -> list[int]:
+    """The processes of this machine; `glob` would fail where one of them ends meanwhile."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
 def descendants(pid: int) -> list[int]:
     """Processes that a process started, those that they started, and so on; no zombies."""
     children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for other in all_processes():
         with suppress(OSError):
             # /proc/PID/stat: "pid (name) state ppid ..."; the name may hold brackets
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            text = Path(f"/proc/{other}/stat").read_text()
+            state, parent = text.rpartition(")")[2].split()[:2]
             if state != "Z":
-                children.setdefault(int(parent), []).append(int(path.parent.name))
+                children.setdefault(int(parent), []).append(other)
     below: list[int] = []
     generation = children.get(pid, [])
     while generation:
