@@ -20,6 +20,7 @@ from torch.nn.functional import cosine_similarity
 from unalike.base.types import Parameters
 from unalike.core.federation import Federation
 from unalike.methods.averaging import Averaging
+from unalike.training.eager import Adam
 from unalike.training.loop import Positive
 
 
@@ -44,7 +45,7 @@ class FedAWA(Averaging):
         start = flatten(fed.state["models"][group])
         models = torch.stack([flatten(state).to(start.device) for state in states.values()])
         logits = torch.tensor(initial, dtype=start.dtype, device=start.device, requires_grad=True)
-        optimizer = torch.optim.Adam([logits], lr=self.server_lr, betas=(0.5, 0.999))
+        optimizer = Adam([logits], lr=self.server_lr, betas=(0.5, 0.999))
         for _ in range(self.server_epochs):
             optimizer.zero_grad()
             weighting_cost(logits.softmax(0), models, start).backward()

@@ -27,6 +27,7 @@ from unalike.methods.averaging import Averaging, AveragingProgram, LabelMask, Up
 from unalike.methods.common_width import CommonWidthProgram
 from unalike.methods.prototypes import count_labels
 from unalike.tasks import Task
+from unalike.training.eager import Adam
 from unalike.training.loop import Positive
 
 
@@ -89,7 +90,7 @@ class FedGen(Averaging):
             generator = self.build_generator(len(counts)).to(example)
             if group in generators:
                 generator.load_state_dict(generators[group]["generator"])
-            optimizer = torch.optim.Adam(generator.parameters(), lr=self.server_lr)
+            optimizer = Adam(generator.parameters(), lr=self.server_lr)
             for _ in range(self.server_epochs):
                 y = counts.multinomial(fed.training.batch_size, replacement=True)
                 z = torch.randn(len(y), self.noise).to(example)

@@ -32,6 +32,7 @@ from unalike.methods.prototypes import (
 )
 from unalike.tasks import Task
 from unalike.training.batching import batches
+from unalike.training.eager import SGD
 from unalike.training.loop import Positive
 
 
@@ -72,7 +73,7 @@ class FedGH(PrototypeMethod):
                 head = nn.Linear(self.width, len(labels)).to(rows)
             if task in heads:
                 head.load_state_dict(heads[task])
-            optimizer = torch.optim.SGD(head.parameters(), lr=self.server_lr)
+            optimizer = SGD(head.parameters(), lr=self.server_lr)
             for epoch in range(self.server_epochs):
                 order = stream(fed.seed, "global head", fed.round, epoch)
                 for index in batches(len(rows), fed.training.batch_size, order):

@@ -28,6 +28,7 @@ from unalike.methods.prototypes import (
     uploads_by_label,
 )
 from unalike.training.batching import batches
+from unalike.training.eager import SGD
 from unalike.training.loop import Positive
 
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -70,7 +71,7 @@ class FedTGP(PrototypeMethod):
     ) -> None:
         """Minimise eq. 6 over the prototypes that clients sent."""
         margin = min(class_gap(rows, y), self.tau)
-        optimizer = torch.optim.SGD(network.parameters(), lr=self.server_lr)
+        optimizer = SGD(network.parameters(), lr=self.server_lr)
         for epoch in range(self.server_epochs):
             order = stream(fed.seed, "prototypes", fed.round, epoch)
             for index in batches(len(rows), fed.training.batch_size, order):

@@ -21,6 +21,7 @@ from torch.func import functional_call
 from unalike.methods.personal import FineTuning, FineTuningProgram
 from unalike.tasks import Task
 from unalike.training.batching import batches
+from unalike.training.eager import SGD
 from unalike.training.loop import Positive
 
 SMALLEST_SPLIT = 4  # rows from which a batch is halved; batch norm needs two rows in each half
@@ -72,7 +73,7 @@ class PerFedAvg(FineTuning):
         def fine_tune(self) -> None:
             """Gradient steps of size alpha on the loss of all samples."""
             trained = [p for p in self.model.parameters() if p.requires_grad]
-            optimizer = torch.optim.SGD(trained, lr=self.algorithm.inner_lr)
+            optimizer = SGD(trained, lr=self.algorithm.inner_lr)
             rows = len(self.client.train)
             self.model.train()
             for _ in range(self.algorithm.adaptation_steps):

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from unalike.models.tracing import unfused_eval
 
@@ -32,11 +33,42 @@ def count_flops(model: nn.Module, x: Tensor | dict) -> int:
 
 
 def _count(model: nn.Module, x: Tensor | dict) -> int:
-    counter = FlopCounterMode(display=False)
-    # with gradients: without them the counter fails on views of parameters
+    counter = OperationCounter()
+    # with gradients: without them layers take fused paths that are counted differently
     with unfused_eval(model), torch.enable_grad(), counter:
         model(x)
-    return counter.get_total_flops()
+    return counter.total
+
+
+class OperationCounter(TorchDispatchMode):
+    """Adds up the floating-point operations of what runs inside it, by torch's own formulas.
+
+    Does what torch.utils.flop_counter.FlopCounterMode does without its counts by module, and
+    without the import of torch._dynamo (see `unalike.training.eager`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is None:
+            with self:
+                composed = func.decompose(*args, **kwargs)
+            if composed is not NotImplemented:
+                return composed
+        out = func(*args, **kwargs)
+        if formula is not None:
+            self.total += formula(*args, **kwargs, out_val=out)
+        return out
 
 
 def architecture_key(model: nn.Module) -> tuple | None:

@@ -113,6 +113,10 @@ class ChannelTracer(TorchDispatchMode):
     consecutive numbers.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see `OperationCounter`
+
     def __init__(self, state: dict[str, Tensor]):
         super().__init__()
         self.labels: dict[int, list[Tensor]] = {}

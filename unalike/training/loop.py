@@ -13,6 +13,7 @@ from unalike.base.errors import UserError
 from unalike.base.registry import import_object, is_own_name
 from unalike.base.settings import Settings
 from unalike.training.batching import batches
+from unalike.training.eager import SGD, Adam, AdamW
 from unalike.training.precision import Precision
 
 Positive = Annotated[int, Field(ge=1)]
@@ -138,13 +139,11 @@ def build_optimizer(
     groups: Any = parameters if training.decay_vectors else decay_groups(parameters)
     match training.optimizer:
         case "adamw":
-            return torch.optim.AdamW(groups, lr=lr, weight_decay=decay, fused=fused)
+            return AdamW(groups, lr=lr, weight_decay=decay, fused=fused)
         case "adam":
-            return torch.optim.Adam(groups, lr=lr, weight_decay=decay, fused=fused)
+            return Adam(groups, lr=lr, weight_decay=decay, fused=fused)
         case _:
-            return torch.optim.SGD(
-                groups, lr=lr, momentum=training.momentum, weight_decay=decay, fused=fused
-            )
+            return SGD(groups, lr=lr, momentum=training.momentum, weight_decay=decay, fused=fused)
 
 
 def decay_groups(parameters: Sequence[Tensor]) -> list[dict[str, Any]]:

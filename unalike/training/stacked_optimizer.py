@@ -11,9 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from unalike.training import eager
+
 # State of a parameter in torch.optim, without the number of steps.
 MOMENTS = {SGD: ("momentum_buffer",), Adam: ("exp_avg", "exp_avg_sq")}
 MOMENTS[AdamW] = MOMENTS[Adam]
+# Classes with the same arithmetic as one of torch.optim.
+SAME_AS: dict[type, type] = {eager.SGD: SGD, eager.Adam: Adam, eager.AdamW: AdamW}
 # Options that are computed here. All others must be off.
 COMPUTED = {"params", "lr", "initial_lr", "weight_decay", "momentum", "betas", "eps", "fused"}
 IGNORED = {"foreach", "capturable"}  # another way to do the same arithmetic
@@ -24,14 +28,15 @@ def optimizer_kind(model: nn.Module, optimizer: Optimizer) -> Hashable | None:
 
     Learning rates and numbers of steps may differ.
     """
-    if type(optimizer) not in MOMENTS:
+    kind_of_step = torch_class(optimizer)
+    if kind_of_step not in MOMENTS:
         return None
     names = {p: name for name, p in model.named_parameters()}
     kind = []
     for group in optimizer.param_groups:
         options = {key: value for key, value in group.items() if key not in IGNORED}
         decoupled = options.pop("decoupled_weight_decay", False)
-        if decoupled and type(optimizer) is not AdamW:
+        if decoupled and kind_of_step is not AdamW:
             return None
         if any(options[key] for key in options.keys() - COMPUTED):
             return None
@@ -43,7 +48,12 @@ def optimizer_kind(model: nn.Module, optimizer: Optimizer) -> Hashable | None:
             if key in options
         ]
         kind.append((tuple(names[p] for p in group["params"]), tuple(computed)))
-    return type(optimizer), tuple(kind)
+    return kind_of_step, tuple(kind)
+
+
+def torch_class(optimizer: Optimizer) -> type:
+    """The class of torch.optim whose arithmetic an optimizer has; its own class for all others."""
+    return SAME_AS.get(type(optimizer), type(optimizer))
 
 
 class StackedOptimizer:
@@ -56,7 +66,7 @@ class StackedOptimizer:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer):
         names = {p: name for name, p in model.named_parameters()}
-        self.type = type(optimizer)
+        self.type = torch_class(optimizer)
         self.groups = []
         for group in optimizer.param_groups:
             options = {key: value for key, value in group.items() if key != "params"}
