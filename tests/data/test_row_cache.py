@@ -1,11 +1,13 @@
 """Rows that are read on demand are read once."""
 
 import gc
+import multiprocessing
+import os
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 import unalike
 from unalike.data import row_cache
@@ -104,3 +106,60 @@ def test_memory_is_limited_and_given_back(monkeypatch):
 )
 def test_items_are_compared_by_value(one, other, equal):
     assert equal_items(one, other) == equal
+
+
+class Telling(Dataset):
+    """Rows that say which process read them."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, row):
+        return torch.tensor([float(row), float(os.getpid())]), row % 3
+
+
+def readers(samples, order):
+    """The processes that read each row, read in this order and checked."""
+    found = []
+    for index in order:
+        x, y = samples.rows(index)
+        assert torch.equal(x[:, 0], index.float()) and torch.equal(y, index % 3)
+        found += x[:, 1].int().tolist()
+    return set(found)
+
+
+def test_the_workers_of_a_data_loader_read_ahead_what_will_be_needed():
+    samples = as_samples(DataLoader(Telling(), num_workers=2))
+    order = [torch.tensor([5, 7, 1]), torch.tensor([2, 9]), torch.tensor([4])]
+    samples.read_ahead(order)
+    assert os.getpid() not in readers(samples, order)
+    samples.read_ahead([torch.tensor([20])])
+    assert readers(samples, [torch.tensor([21])]) == {os.getpid()}  # not what was announced
+
+
+def test_a_run_whose_rows_are_read_by_workers_ends_as_one_without(tmp_path, toys):
+    ends = []
+    for workers in (0, 1):
+        loader = DataLoader(Counting(20), num_workers=workers)
+        client = toys.client("a", dtype=torch.float32, train=loader, test=Counting(8))
+        toys.execute(tmp_path / str(workers), toys.method("fedavg"), [client], rounds=2, epochs=2)
+        ends.append(toys.states(tmp_path / str(workers)))
+        if workers:
+            assert loader.dataset.reads < 20  # the rest was read by another process
+    assert toys.apart(*ends) == 0.0
+
+
+def test_rows_beyond_the_limit_are_read_ahead_in_every_epoch(monkeypatch):
+    samples = as_samples(DataLoader(Telling(), num_workers=1))
+    monkeypatch.setattr(row_cache, "MAX_BYTES", row_cache._kept_bytes)
+    order = [torch.tensor([3, 4]), torch.tensor([5, 3]), torch.tensor([4, 3])]
+    samples.read_ahead(order)
+    assert os.getpid() not in readers(samples, order)
+    assert not samples.cache.items
+
+
+def test_a_process_that_may_have_no_children_reads_by_itself(monkeypatch):
+    samples = as_samples(DataLoader(Telling(), num_workers=1))
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+    samples.read_ahead([torch.tensor([3])])
+    assert readers(samples, [torch.tensor([3])]) == {os.getpid()}

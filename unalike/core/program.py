@@ -6,7 +6,7 @@ through a `ClientRuntime` (runtime.py).
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 
@@ -271,6 +271,7 @@ class ClientProgram:
 
         batch_size = self.training.batch_size
         accumulate = self.training.accumulate
+        data.read_ahead(coming_batches(len(data), orders, batch_size, accumulate))
         if accumulate > 1:
             gradient = partial(accumulate_gradients, self.model, gradient, batch_size)
         return train(
@@ -420,6 +421,16 @@ class ClientProgram:
         return {"kept": decision.name, "log_loss": decision.log_loss}
 
 
+def coming_batches(
+    rows: int, orders: Callable[[], list[torch.Generator]], batch_size: int, accumulate: int
+) -> Iterator[Tensor]:
+    """Row numbers that `train` will read, batch by batch."""
+    for order in orders():
+        for index in batches(rows, batch_size * accumulate, order):
+            for part in batches(len(index), batch_size) if accumulate > 1 else [slice(None)]:
+                yield index[part]
+
+
 def forward_backward(
     model: nn.Module,
     loss: Callable[..., Tensor],
@@ -446,6 +457,7 @@ def meter_outputs(model: nn.Module, data: Any, client: Client, batch: int) -> Me
     metering = Metering(client)
     was_training = model.training
     model.eval()
+    data.read_ahead(batches(len(data), max(batch, 256)))
     with torch.no_grad():
         for index in batches(len(data), max(batch, 256)):
             x, y = data.rows(index)

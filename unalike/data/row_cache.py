@@ -35,7 +35,7 @@ class RowCache:
     def __getitem__(self, row: int) -> Any:
         if row not in self.items:
             item = self.dataset[row]
-            self._keep(row, item)
+            self.keep(row, item)
             return item
         if row in self.verified or len(self.verified) >= VERIFIED:
             return self.items[row]
@@ -45,7 +45,17 @@ class RowCache:
             self.forget()
         return item
 
-    def _keep(self, row: int, item: Any) -> None:
+    def room(self, row: int) -> int:
+        """How many further rows can be kept, if they are as large as kept ones, or as `row`."""
+        if not self.keeps:
+            return 0
+        if not self.items:
+            _ = self[row]
+        size = max(self.bytes // max(len(self.items), 1), 1)
+        return (MAX_BYTES - _kept_bytes) // size
+
+    def keep(self, row: int, item: Any) -> None:
+        """Keep a row that was read, if there is room."""
         global _kept_bytes
         size = item_bytes(item)
         if self.keeps and _kept_bytes + size <= MAX_BYTES:

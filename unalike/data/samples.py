@@ -5,7 +5,7 @@ Knows nothing of tasks or clients. An `index` is a tensor of row numbers (int64)
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from unalike.base.errors import UserError
 from unalike.data.modalities import MARK
+from unalike.data.reader import ReadAhead, Reading
 from unalike.data.row_cache import cache_of
 
 Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
@@ -67,6 +68,12 @@ class Samples:
             check: a task's, which raises ValueError where labels do not fit.
         """
         return self
+
+    def read_ahead(self, batches: Iterable[Tensor]) -> None:
+        """Prepare for `rows` to be called with these row numbers, in this order.
+
+        Samples that need no preparation do not iterate over them.
+        """
 
     def subset(self, index: Tensor) -> "Samples":
         """Only these rows: a view, nothing is copied."""
@@ -143,10 +150,17 @@ class Lazy(Samples):
     """Samples read on demand from a map-style torch Dataset that yields (x, y) or x.
 
     Rows that were read stay in memory up to a limit, unless the dataset gives another row each time
-    (`RowCache`).
+    (`RowCache`). With worker processes, rows that are not there are read ahead of training.
+
+    Args:
+        dataset: map-style.
+        index: restrict to these rows.
+        reading: by how many worker processes rows are read.
     """
 
-    def __init__(self, dataset: Dataset, index: Tensor | None = None):
+    def __init__(
+        self, dataset: Dataset, index: Tensor | None = None, reading: Reading | None = None
+    ):
         is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if isinstance(dataset, IterableDataset) or not is_map_style:
             raise UserError(
@@ -155,6 +169,8 @@ class Lazy(Samples):
             )
         self.dataset = dataset
         self.cache = cache_of(dataset)
+        self.reading = reading or Reading()
+        self.ahead: ReadAhead | None = None
         rows = len(dataset)  # type: ignore[arg-type]
         self.index = torch.arange(rows) if index is None else index
 
@@ -164,7 +180,7 @@ class Lazy(Samples):
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         if len(index) == 0:
             raise UserError("a dataset read on demand cannot give 0 rows: ask for one or more")
-        items = [self.cache[row] for row in self.index[index].tolist()]
+        items = self._read(self.index[index].tolist())
         if not isinstance(items[0], (tuple, list)):
             return self._collate(items), None
         if len(items[0]) != 2:
@@ -190,6 +206,35 @@ class Lazy(Samples):
                 f"{type(self.dataset).__name__}, among rows {rows}{more}: {error}"
             ) from None
 
+    def read_ahead(self, batches: Iterable[Tensor]) -> None:
+        self.ahead = None
+        if not self.reading.ahead:
+            return
+        room = self.cache.room(int(self.index[0]))
+        planned: set[int] = set()  # rows that will be kept by then
+        plan = []
+        for index in batches:
+            rows = self._missing(self.index[index].tolist())
+            new = [row for row in rows if row not in planned]
+            planned.update(new[: room - len(planned)])
+            if new:
+                plan.append(new)
+        if plan:
+            self.ahead = ReadAhead(self.dataset, plan, self.reading)
+
+    def _missing(self, rows: list[int]) -> list[int]:
+        """Those of the rows that are not kept, each once."""
+        return [row for row in dict.fromkeys(rows) if row not in self.cache.items]
+
+    def _read(self, rows: list[int]) -> list[Any]:
+        """Items of these rows of the dataset: kept ones, those read ahead, or read now."""
+        missing = self._missing(rows) if self.ahead is not None else []
+        items = self.ahead.take(missing) if self.ahead is not None and missing else None
+        fresh = dict(zip(missing, items or ()))
+        for row, item in fresh.items():
+            self.cache.keep(row, item)
+        return [fresh[row] if row in fresh else self.cache[row] for row in rows]
+
     def _collate(self, items: list[Any]) -> Any:
         """Rows as one batch. Raises: UserError where their shapes differ."""
         try:
@@ -211,7 +256,7 @@ class Lazy(Samples):
         return part
 
     def subset(self, index: Tensor) -> "Lazy":
-        part = Lazy(self.dataset, self.index[index])
+        part = Lazy(self.dataset, self.index[index], self.reading)
         part.labels = self.labels
         part.check = self.check
         return part
@@ -253,6 +298,9 @@ class Relabelled(Samples):
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         x, y = self.samples.rows(index)
         return x, None if y is None else reorder_labels(y, self.order, self.columns)
+
+    def read_ahead(self, batches: Iterable[Tensor]) -> None:
+        self.samples.read_ahead(batches)
 
     def subset(self, index: Tensor) -> "Relabelled":
         return Relabelled(self.samples.subset(index), self.order, self.columns)
@@ -446,13 +494,16 @@ def as_samples(data: Any) -> Samples:
 
     Args:
         data: Samples; (x, y) or (x, None) as tensors, NumPy arrays or pandas columns; a map-style
-            Dataset, a Subset, or a DataLoader, of which the dataset is taken; a Hugging Face
-            dataset whose columns are clear.
+            Dataset, a Subset, or a DataLoader, of which the dataset, `num_workers` and
+            `prefetch_factor` are taken; a Hugging Face dataset whose columns are clear.
     """
     if isinstance(data, Samples):
         return data
     if isinstance(data, DataLoader):
-        data = data.dataset
+        samples = as_samples(data.dataset)
+        if isinstance(samples, Lazy):
+            samples.reading = Reading.of(data)
+        return samples
     if isinstance(data, TensorDataset):
         data = (*data.tensors, None) if len(data.tensors) == 1 else data.tensors
     if isinstance(data, tuple) and len(data) == 2:

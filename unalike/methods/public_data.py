@@ -24,6 +24,7 @@ from unalike.methods.agreement import PeerRule
 from unalike.methods.group_averaging import averaged_groups
 from unalike.methods.parts import Part, train_locally
 from unalike.methods.sharing import clients_by_label
+from unalike.training.batching import batches
 from unalike.training.loop import Positive, train
 
 PREDICTION_BATCH = 256  # rows per forward pass without gradients
@@ -85,12 +86,11 @@ def predict_public(
     """
     forward = forward or program.model
     rows = len(public_samples(program))
+    in_batches = torch.arange(rows).split(PREDICTION_BATCH)
+    public_samples(program).read_ahead(in_batches)
     program.model.eval()
     with torch.no_grad():
-        parts = [
-            transform(forward(public_batch(program, index)))
-            for index in torch.arange(rows).split(PREDICTION_BATCH)
-        ]
+        parts = [transform(forward(public_batch(program, index))) for index in in_batches]
     program.work += rows / 3
     return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
@@ -118,6 +118,12 @@ def train_on_public(
         stream(program.seed, "public", program.round, epoch) for epoch in range(settings.passes)
     ]
     program.work += len(rows) * len(orders)
+    names = [(program.round, epoch) for epoch in range(settings.passes)]
+    public_samples(program).read_ahead(
+        rows[index]
+        for name in names
+        for index in batches(len(rows), settings.batch, stream(program.seed, "public", *name))
+    )
     step = program.gradient_step(loss)
     return train(
         program.model,
