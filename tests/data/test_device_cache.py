@@ -33,19 +33,19 @@ def test_rows_are_seen_once_and_taken_before_they_are_seen():
 
 def test_what_would_be_too_large_to_keep_is_seen_anew(monkeypatch):
     """By what is made of the rows, which may be more than these."""
-    seen, given = [], Tensors(torch.arange(12), torch.arange(12))
+    seen, given = [], Tensors(torch.arange(20), torch.arange(20))
     look = lambda x: seen.append(len(x)) or x[:, None].expand(-1, 10).float() * 2
-    monkeypatch.setattr("unalike.data.device_cache.MAX_BYTES", 12 * 10 * 4 - 1)
+    monkeypatch.setattr("unalike.data.device_cache.MAX_BYTES", 20 * 10 * 4 - 1)
     held = cache_on_device(given, "cpu", look)
     for _ in range(2):
         x, y = held.rows(torch.tensor([5, 0]))
         assert x[:, 3].tolist() == [10, 0] and y.tolist() == [5, 0]
-    assert isinstance(held, DeviceCache) and held.cache is None and seen == [8, 2, 2]
-    monkeypatch.setattr("unalike.data.device_cache.MAX_BYTES", 12 * 10 * 4)
+    assert isinstance(held, DeviceCache) and held.cache is None and seen == [16, 2, 2]
+    monkeypatch.setattr("unalike.data.device_cache.MAX_BYTES", 20 * 10 * 4)
     assert cache_on_device(given, "cpu", look).rows(torch.tensor([5]))[0][0, 3] == 10 and seen[
         3:
     ] == [
-        8,
+        16,
         4,
     ]
 

@@ -8,6 +8,7 @@ ours in it.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -18,12 +19,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, interpolate, o
 from unalike.base.message import Value
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation, query, sends
-from unalike.core.program import ClientProgram
 from unalike.data.augmentation import augment
 from unalike.methods.public_data import (
     PublicTraining,
     predict_public,
-    public_batch,
     public_samples,
     train_on_public,
 )
@@ -34,7 +33,9 @@ from unalike.methods.public_predictions import (
     likeliest_labels,
     pool_dense,
 )
+from unalike.methods.public_views import PublicViews
 from unalike.tasks import Task
+from unalike.training.loop import Positive
 
 
 @dataclass
@@ -47,11 +48,15 @@ class SAGE(PublicTraining):
         threshold: confidence from which a label is sure.
         kappa: how fast the own label's weight falls with the difference of confidences.
         flips: images may be mirrored.
+        views: how many weak and how many strong views of each sample are made once, of which every
+            pass takes one each; None: every pass makes new ones. With a frozen backbone kept ones
+            save most of the time.
     """
 
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.95
     kappa: Annotated[float, Field(ge=0)] = math.log(2) / 0.05
     flips: bool = True
+    views: Positive | None = None
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
@@ -64,7 +69,7 @@ class SAGE(PublicTraining):
         }
         return dict(fed.call("match", per_client=means)) if means else {}
 
-    class Program(ClientProgram):
+    class Program(PublicViews):
         algorithm: "SAGE"
 
         @query
@@ -89,9 +94,9 @@ class SAGE(PublicTraining):
             mean = self.client.to_device(others)
 
             def inputs(rows: Tensor) -> tuple:
-                x = public_batch(self, rows, raw=True)
-                weak = self.augment(x, strong=False)
-                return weak, self.augment(x, strong=True), mean[rows.to(mean.device)]
+                weak = self.public_views(rows, partial(self.augment, strong=False), "weak")
+                strong = self.public_views(rows, partial(self.augment, strong=True), "strong")
+                return *weak, *strong, mean[rows.to(mean.device)]
 
             self.work += len(public_samples(self)) * self.algorithm.passes / 3
             return train_on_public(self, self.matching_loss, inputs)

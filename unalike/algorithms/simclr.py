@@ -5,6 +5,7 @@ Representations", 2020, https://arxiv.org/abs/2002.05709. docs/baselines.md says
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -12,15 +13,14 @@ from torch import Tensor, nn
 
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation
-from unalike.core.program import ClientProgram
 from unalike.data.augmentation import augment
 from unalike.losses.contrastive import nt_xent
 from unalike.methods.public_data import (
     PublicTraining,
-    public_batch,
     public_samples,
     train_on_public,
 )
+from unalike.methods.public_views import PublicViews
 from unalike.models.model import Model, mean_over_positions
 from unalike.training.loop import Positive
 
@@ -35,6 +35,8 @@ class SimCLR(PublicTraining):
         temperature: of the contrast.
         width: of what is contrasted.
         flips: images may be mirrored.
+        views: how many views of each sample are made once, of which every pass takes two; None:
+            every pass makes new ones. With a frozen backbone kept ones save most of the time.
     """
 
     supports_safeguard: ClassVar[bool] = True
@@ -42,11 +44,12 @@ class SimCLR(PublicTraining):
     temperature: Annotated[float, Field(gt=0)] = 0.5
     width: Positive = 128
     flips: bool = True
+    views: Annotated[int, Field(ge=2)] | None = None
 
     def learn_from_public(self, fed: Federation, round: int) -> dict[str, float | None]:
         return dict(fed.call("contrast"))
 
-    class Program(ClientProgram):
+    class Program(PublicViews):
         algorithm: "SimCLR"
 
         def build(self, encoder: nn.Module) -> Model:
@@ -62,11 +65,10 @@ class SimCLR(PublicTraining):
         @operation
         def contrast(self) -> float | None:
             """Train on two random views of each public sample."""
-            flips = self.algorithm.flips
+            change = partial(augment, flips=self.algorithm.flips)
 
             def inputs(rows: Tensor) -> tuple:
-                x = public_batch(self, rows, raw=True)
-                return augment(x, flips=flips), augment(x, flips=flips)
+                return tuple(self.public_views(rows, change, count=2))
 
             # train_on_public counts each row once, but two views of it are seen.
             self.work += len(public_samples(self)) * self.algorithm.passes

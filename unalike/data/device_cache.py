@@ -16,8 +16,9 @@ from unalike.data.samples import (
 )
 
 MAX_BYTES = 2**32  # larger sets are not cached
-# rows passed through the trunk at once; with more, a CPU allocates memory anew at every step
-CHUNK = {"cuda": 256, "cpu": 8}
+# Rows passed through the trunk at once. With fewer than 16, PyTorch takes a slow convolution on one
+# thread of a CPU; with more, memory is allocated anew at every step.
+CHUNK = {"cuda": 256, "cpu": 16}
 
 
 class DeviceCache(Samples):
@@ -56,8 +57,7 @@ class DeviceCache(Samples):
 
     def _fill(self) -> None:
         """Compute all rows, unless the first chunk shows that they do not fit."""
-        chunk = CHUNK.get(torch.device(self.device).type, 256)
-        first, *others = torch.arange(len(self.raw)).split(chunk)
+        first, *others = torch.arange(len(self.raw)).split(chunk_rows(self.device))
         parts = [self._compute(first)]
         self.fits = byte_count(parts[0][0]) * len(self.raw) <= MAX_BYTES * len(first)
         if self.fits:
@@ -90,6 +90,11 @@ def cache_on_device(
     one_row = map_modalities(samples.x, lambda x: x[:1])
     fits = byte_count(one_row) * len(samples) <= MAX_BYTES
     return DeviceCache(samples, device, transform) if fits else samples
+
+
+def chunk_rows(device: str) -> int:
+    """Rows that a frozen trunk takes at once."""
+    return CHUNK.get(torch.device(device).type, 256)
 
 
 def byte_count(x: Inputs) -> int:
