@@ -590,6 +590,16 @@ def test_operations_of_a_round_are_counted_forward_and_backward():
     }
 
 
+def test_speed_has_a_picture_by_clients_a_round(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.speed.PER_ROUND", (1,))
+    command.run("speed", tmp_path, None, quick=True, only=("clients a round",))
+    measured = json.loads((tmp_path / "speed-clients-a-round-quick.json").read_text())
+    assert measured["rows"] == {} and "start with 100,000 clients" not in measured
+    for line in measured["curves"]["lines"].values():
+        assert set(line) == {"1"}
+    assert "<svg" in (tmp_path / "speed-clients-a-round-quick.svg").read_text()
+
+
 def test_speed_is_compared_with_a_loop(tmp_path):
     command.run("speed", tmp_path, None, quick=True, only=("three kinds",))
     measured = json.loads((tmp_path / "speed-three-kinds-quick.json").read_text())
