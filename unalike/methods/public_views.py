@@ -42,10 +42,13 @@ class PublicViews(ClientProgram):
         pool = self._view_pool(augment, kind, number)
         chosen = torch.rand(len(rows), number).argsort(1)[:, :count]  # (n, count)
 
-        def select(part: Tensor, column: int) -> Tensor:
-            return part[chosen[:, column].to(part.device), rows.to(part.device)]
+        def view(column: int) -> Any:
+            which = chosen[:, column]
+            return map_modalities(
+                pool, lambda part: part[which.to(part.device), rows.to(part.device)]
+            )
 
-        return [map_modalities(pool, lambda part, i=i: select(part, i)) for i in range(count)]
+        return [view(column) for column in range(count)]
 
     def _view_pool(self, augment: Augment, kind: str, number: int) -> Inputs:
         """All kept views (number, rows, ...) of a kind. The same whenever they are made."""
