@@ -19,7 +19,6 @@ from unalike.base.errors import UserError, unknown_name
 from unalike.base.randomness import stream
 from unalike.base.registry import find_named
 from unalike.data.partitions import PARTITIONS
-from unalike.data.reader import Reading
 from unalike.data.samples import Inputs, InputShape, Lazy, Samples, Tensors, as_samples, fingerprint
 from unalike.data.text_codes import texts_to_codes
 
@@ -39,7 +38,6 @@ def samples(
     transform: Transform | None = None,
     images: str | Path | None = None,
     size: int | tuple[int, int] | None = None,
-    workers: int = 0,
 ) -> Samples:
     """Samples from a table with named columns, read on demand where it does not fit into memory.
 
@@ -59,7 +57,6 @@ def samples(
             width) in bytes, texts code points.
         images: folder of image files, whose names are in column `x`.
         size: images are resized to this side, or (height, width).
-        workers: processes that read what does not fit into memory ahead of training.
 
     Raises:
         UserError: a column or label that is not there; values that are no numbers.
@@ -97,7 +94,7 @@ def samples(
     if transform is None and images is None and _are_numbers(table, x):
         result: Samples = Tensors(number_columns(table, x), targets)
     else:
-        result = Lazy(ColumnRows(table, x, targets, read_one), reading=Reading(workers))
+        result = Lazy(ColumnRows(table, x, targets, read_one))
     result.labels = classes
     return result
 
