@@ -20,6 +20,7 @@ MODULES = (
     "fedmpt",
     "fedmuscle",
     "muscle_dependence",
+    "muscle_digits",
     "muscle_printed",
     "fednca",
     "flare",

@@ -339,6 +339,8 @@ def test_a_client_that_fails_in_align_is_no_peer_from_then_on(outcome, breaks):
         ({"mask_absent_classes": True}, "is for averaged heads"),
         ({"exchange": "paper", "sync": "epoch"}, 'sync "batch" only'),
         ({"exchange": "paper", "loss": "gramian"}, 'loss "muscle"'),
+        ({"exchange": "paper", "message_dtype": "int8"}, "aggregate is sent as it is"),
+        ({"batch": 8, "pass_rows": 7}, "must be at least a batch, 8, got 7"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused_before_anything_runs(fields, sentence, toys, tmp_path):

@@ -65,6 +65,8 @@ STUDIES = [
     "muscle-headroom",
     "muscle-rates",
     "muscle-losses",
+    "muscle-messages",
+    "muscle-one-round",
     "creamfl",
     "hetlora",
     "language",
@@ -287,6 +289,30 @@ def test_studies_of_fedmuscle_are_drawn(asked, tmp_path):
     assert [len(each) for each in clients] == [12, 8, 4] * 2 and {
         group.data.name if group.data else "" for group in clients[2]
     } == {"caltech101", "cifar10", "pacs", ""}
+
+
+def test_a_newcomer_is_compared_with_itself_alone_and_the_others_with_themselves(monkeypatch):
+    """Alone 40, in a new federation 50, as a newcomer 60: a gain of 50 %. Others: 70, and 72 where
+    it came at the start."""
+
+    def scored(own, others):
+        clients = {"ada": {"value": own}, "ben": {"value": others}, "emil": {"value": others}}
+        return Run(Path("nowhere"), {}, {"seed": 0, "seconds": 1, "clients": clients}, [])
+
+    made = {"alone": [scored(40, 1)], "fresh": [scored(50, 1)], "from the start": [scored(65, 72)]}
+    made["ada joins late"] = [scored(60, 70)]
+    monkeypatch.setattr(Study, "runs", lambda self, rows, quick, seeds: made)
+    (row,) = BENCHMARKS["muscle-newcomer"](Study())["rows"].values()
+    assert (row["gain"], row["newcomer"], row["alone"], row["fresh"]) == (50, 60, 40, 50)
+    assert (row["others"], row["others_before"]) == (70, 72)
+
+
+def test_ceilings_are_of_clients_with_all_labels_of_their_task():
+    (row,) = BENCHMARKS["muscle-ceilings"](Study(quick=True, settings=("public.size=64",)))[
+        "rows"
+    ].values()
+    assert set(row["gains"]) == {"ada", "ben", "cleo", "dora", "emil", "fay"}
+    assert row["delta"] > 5, "130 labels teach more than 30 in as many epochs"
 
 
 def test_recalls_are_compared_with_a_server_alone(asked):

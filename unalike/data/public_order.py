@@ -25,9 +25,14 @@ class PublicOrder:
                 "lower algorithm.batch or give a larger public set"
             )
 
-    def batches(self, round: int, epoch: int = 0) -> list[Tensor]:
-        """Row numbers of each batch."""
-        return list(batches(self.rows, self.batch, stream(self.seed, "public", round, epoch)))
+    def batches(self, round: int, epoch: int = 0, most: int | None = None) -> list[Tensor]:
+        """Row numbers of each batch of a pass.
+
+        Args:
+            most: no further batches once they have so many rows; None: all rows.
+        """
+        drawn = list(batches(self.rows, self.batch, stream(self.seed, "public", round, epoch)))
+        return drawn if most is None else drawn[: -(-most // self.batch)]
 
     def __len__(self) -> int:
         return len(list(batches(self.rows, self.batch, torch.Generator())))

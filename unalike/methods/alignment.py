@@ -27,6 +27,7 @@ from unalike.methods.peer_selection import (
     select_peers,
 )
 from unalike.methods.public_data import check_batch
+from unalike.methods.quantization import MessageDtype, columns, dequantize, quantize
 from unalike.training.loop import Positive
 
 OPERATIONS = {"gradient": "align", "peers": "align_to_peers", "paper": "align_to_aggregate"}
@@ -51,6 +52,9 @@ class Alignment(Algorithm):
         exchange: what the server sends in line 10, see the top of this file.
         sync: "epoch": one exchange per pass, implies "peers"; "batch": with every batch.
         robust: whether peers whose public rows agree with nobody's are left out (agreement.py).
+        message_dtype: what representations, and what answers them, are rounded to for the way
+            (quantization.py); None: sent as they are.
+        pass_rows: public rows of a pass, others each time, in whole batches; None: all.
     """
 
     needs_public: ClassVar[bool] = True
@@ -67,6 +71,8 @@ class Alignment(Algorithm):
     exchange: Literal["gradient", "peers", "paper"] = "gradient"
     sync: Literal["batch", "epoch"] = "batch"
     robust: PeerRule = "never"
+    message_dtype: MessageDtype | None = None
+    pass_rows: Positive | None = None
 
     @classmethod
     def for_engine(cls, fields: dict[str, Any], slow_messages: bool) -> dict[str, Any]:
@@ -82,12 +88,28 @@ class Alignment(Algorithm):
         problems = check_batch(self.batch, public_rows) + self.contrast.check(clients)
         available = f", the federation has {clients}. Lower algorithm.peers or add clients."
         problems += check_peer_count(self.peers, clients, available)
+        if self.exchange == "paper" and self.message_dtype is not None:
+            problems.append(("message_dtype", "the paper's aggregate is sent as it is: leave out."))
+        if self.pass_rows is not None and self.pass_rows < self.batch:
+            sentence = f"must be at least a batch, {self.batch}, got {self.pass_rows}."
+            problems.append(("pass_rows", sentence))
         if self.exchange == "paper" and (self.loss != "muscle" or self.sync == "epoch"):
             problems.append(("exchange", 'paper is for loss "muscle", sync "batch" only.'))
         if self.exchange == "paper" and self.contrast.count_samples(self.peers, self.batch):
             size = f"the paper's aggregate has {self.batch}^{self.peers} rows"
             problems.append(("exchange", f"{size}. Lower algorithm.peers, or use gradient."))
         return problems
+
+    def axis_lengths(self) -> dict[str, int]:
+        return super().axis_lengths() | {"columns": columns(self.width, self.message_dtype)}
+
+    def privacy_problem(self) -> str | None:
+        if self.message_dtype is not None:
+            return (
+                "with message_dtype rows are rounded before they are noised, which noise does not "
+                "survive; leave algorithm.message_dtype out"
+            )
+        return super().privacy_problem()
 
     def check_round(self, clients: int) -> list[tuple[str, str]]:
         remedy = "Lower algorithm.peers or raise federation.participation."
@@ -107,11 +129,13 @@ class Alignment(Algorithm):
         """
         losses = defaultdict(list)  # tensors: reading them at each batch would stall a GPU
         views: dict[str, Tensor] = {}
-        sizes = [len(rows) for rows in fed.public(self.batch).batches(round, epoch)]
+        order = fed.public(self.batch)
+        sizes = [len(rows) for rows in order.batches(round, epoch, self.pass_rows)]
         for batch, (rows, next_rows) in enumerate(zip(sizes, [*sizes[1:], 0], strict=True)):
             where: dict[str, Any] = {"epoch": epoch, "batch": batch}
             if not views:  # line 9
-                views = dict(fed.call("represent", **where, sizes={"rows": rows}))
+                replies = fed.call("represent", **where, sizes={"rows": rows})
+                views = self.unpack(fed, "represent", dict(replies))
             draw = batch if self.draws_peers_each_batch else 0
             peers = self.draw_peers(fed, views, round, epoch, draw)
             # The safeguard's fold replicas need peers, to compute a gradient each.
@@ -126,7 +150,7 @@ class Alignment(Algorithm):
                 if client in by_peers:
                     messages[client] = self.peer_message(fed, views, client, names)
                 else:
-                    messages[client] = {"gradient": gradients[client]}
+                    messages[client] = {"gradient": quantize(gradients[client], self.message_dtype)}
             replies = fed.call(
                 OPERATIONS[self.exchange],
                 per_client_operation={c: "align_to_peers" for c in peers if "peers" in messages[c]},
@@ -139,13 +163,36 @@ class Alignment(Algorithm):
                 views[client] = reply if client in gradients else reply["views"]
                 if client not in gradients and reply["loss"] is not None:  # None with privacy
                     batch_losses[client] = reply["loss"]
+            views = self.unpack(fed, OPERATIONS[self.exchange], views)
             for client, loss in batch_losses.items():
                 losses[client].append(torch.as_tensor(loss, dtype=torch.float64))
         return {client: float(torch.stack(values).mean()) for client, values in losses.items()}
 
+    def unpack(
+        self, fed: Federation, operation: str, views: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Representations (B, d) by client, from what was sent. A client that sent something else
+        is refused."""
+        unpacked = {}
+        for client, sent in views.items():
+            like = sent.dtype if self.message_dtype is None else torch.float32
+            try:
+                rows = dequantize(sent, self.message_dtype, self.width, like)
+            except ValueError as error:
+                fed.refuse(client, operation, str(error))
+                continue
+            # NaN and infinity of real numbers were found when the message came.
+            if not sent.is_floating_point() and not rows.isfinite().all():
+                fed.refuse(client, operation, "its representations hold NaN or infinity")
+                continue
+            unpacked[client] = rows
+        return unpacked
+
     def align_once(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
         """A pass over the public set with a single exchange of all representations."""
-        views = dict(fed.call("represent_all"))
+        rows = sum(map(len, fed.public(self.batch).batches(round, epoch, self.pass_rows)))
+        replies = fed.call("represent_all", epoch=epoch, sizes={"rows": rows})
+        views = self.unpack(fed, "represent_all", dict(replies))
         peers = self.draw_peers(fed, views, round, epoch, 0)
         messages = {c: self.peer_message(fed, views, c, names) for c, names in peers.items()}
         return dict(fed.call("align_all", epoch=epoch, per_client=messages))
@@ -168,6 +215,7 @@ class Alignment(Algorithm):
         temperatures = self.contrast.temperatures(list(fed.infos), client, peers)
         peer_views = [views[name] for name in peers]
         if self.exchange != "paper":
-            return {"peers": peer_views, "temperatures": temperatures}
+            sent = [quantize(view, self.message_dtype) for view in peer_views]
+            return {"peers": sent, "temperatures": temperatures}
         s, log_alpha = self.contrast.aggregate(views[client], peer_views, temperatures)
         return {"s": s, "log_alpha": log_alpha}

@@ -15,8 +15,8 @@ from unalike.methods.public_data import (
     predict_public,
     public_batch,
     public_batches,
-    public_samples,
 )
+from unalike.methods.quantization import dequantize, quantize
 from unalike.models.model import Model
 from unalike.training.batch_norm import is_stochastic
 from unalike.training.cuda_graphs import GraphedForward
@@ -24,7 +24,11 @@ from unalike.training.loop import apply_gradients, step
 
 USE_CUDA_GRAPHS = True
 
-Views = Annotated[Tensor, Shape("rows", "width")]  # representations of a public batch, (B, d)
+# Representations of public rows, (B, d), as they are or rounded.
+Views = (
+    Annotated[Tensor, Shape("rows", "columns")]
+    | Annotated[Tensor, Shape("rows", "columns", whole=True)]
+)
 
 
 class Aligned(TypedDict):
@@ -70,29 +74,34 @@ class PublicAlignmentProgram(ClientProgram):
         self.graph = None  # an older graph must be gone before a GPU can capture the next pass
         z = self.compute_representation(epoch, batch)
         self.graph = ((self.round, epoch, batch), z)
-        return z.detach()
+        return quantize(z.detach(), self.algorithm.message_dtype)
 
     def represent_next(self, epoch: int, batch: int) -> Tensor:
         """Representations of the batch after this one; no rows after the last."""
         if batch + 1 < len(public_batches(self, epoch)):
             return self.represent(epoch, batch + 1)
-        return torch.zeros(0, self.algorithm.width, dtype=self.client.dtype)
+        none = torch.zeros(0, self.algorithm.width, dtype=self.client.dtype)
+        return quantize(none, self.algorithm.message_dtype)
 
     @operation
     @sends("rows")
-    def represent_all(self) -> Annotated[Tensor, Shape("public_rows", "width")]:
-        """Representations of the whole public set, (|D|, d)."""
-        return predict_public(self, lambda z: (z,), self.model.represent)[0]
+    def represent_all(self, epoch: int) -> Views:
+        """Representations of all public rows of a pass, in rising order."""
+        rows = self.pass_order(epoch)
+        z = predict_public(self, lambda z: (z,), self.model.represent, rows)[0]
+        return quantize(z, self.algorithm.message_dtype)
 
     @operation
     def align_all(self, epoch: int, peers: list[Tensor], temperatures: dict) -> float:
-        """A pass of alignment towards peers' representations (|D|, d), which stay as they were when
-        it began. Returns the mean loss."""
+        """A pass of alignment towards peers' representations of its rows, in rising order, which
+        stay as they were when it began. Returns the mean loss."""
         losses = []
+        order = self.pass_order(epoch)
         for batch, rows in enumerate(public_batches(self, epoch)):
             self.work += len(rows) / 3
             z = self.compute_representation(epoch, batch)
-            losses.append(self.step_towards(z, [peer[rows] for peer in peers], temperatures))
+            places = torch.searchsorted(order, rows)
+            losses.append(self.step_towards(z, [peer[places] for peer in peers], temperatures))
             del z  # while its graph lives, a GPU cannot capture the next backward pass
         return sum(losses) / len(losses)
 
@@ -104,7 +113,7 @@ class PublicAlignmentProgram(ClientProgram):
         optimizer.zero_grad(set_to_none=True)
         z = self.recall(epoch, batch)
         self.work += len(z)
-        z.backward(gradient.to(z.device, z.dtype))
+        z.backward(self.unpack(gradient, z))
         apply_gradients(optimizer, self.training.max_grad_norm)
         del z  # while its graph lives, a GPU cannot capture the next backward pass
         return self.represent_next(epoch, batch)
@@ -139,8 +148,17 @@ class PublicAlignmentProgram(ClientProgram):
         """One step on the loss of z (B, d) against peers, (B, d) each. Returns the loss."""
         contrast = self.algorithm.contrast
         draws = contrast.draw_samples(len(peers), len(z))
-        peers = [peer.to(z.device, z.dtype) for peer in peers]
+        peers = [self.unpack(peer, z) for peer in peers]
         return self.step(contrast.value(z, peers, temperatures, draws), len(z))
+
+    def unpack(self, sent: Tensor, z: Tensor) -> Tensor:
+        """What the server sent for z, with its device and dtype."""
+        dtype = self.algorithm.message_dtype
+        return dequantize(sent, dtype, self.algorithm.width, z.dtype).to(z.device)
+
+    def pass_order(self, epoch: int) -> Tensor:
+        """Numbers of the public rows of a pass, in rising order."""
+        return torch.cat(public_batches(self, epoch)).sort().values
 
     def step(self, loss: Tensor, rows: int) -> float:
         """One step of the alignment's optimizer. Returns the loss."""
@@ -154,8 +172,8 @@ class PublicAlignmentProgram(ClientProgram):
         rows = len(batches[batch]) if batch < len(batches) else 0
         return blank_rows(self, rows, self.algorithm.width)
 
-    def blank_represent_all(self) -> Tensor:
-        return blank_rows(self, len(public_samples(self)), self.algorithm.width)
+    def blank_represent_all(self, epoch: int) -> Tensor:
+        return blank_rows(self, len(self.pass_order(epoch)), self.algorithm.width)
 
     def compute_representation(self, epoch: int, batch: int) -> Tensor:
         """Representations (B, d) of a public batch, with gradients."""

@@ -64,34 +64,37 @@ def public_batches(program: ClientProgram, epoch: int) -> list[Tensor]:
     """Row numbers of each batch of a pass in this round: the same for all clients."""
     settings: Any = program.algorithm
     rows = len(public_samples(program))
-    return _batches(rows, settings.batch, program.seed, program.round, epoch)
+    most = getattr(settings, "pass_rows", None)
+    return _batches(PublicOrder(rows, settings.batch, program.seed), program.round, epoch, most)
 
 
 @lru_cache(maxsize=8)
-def _batches(rows: int, batch: int, seed: int, round: int, epoch: int) -> list[Tensor]:
-    return PublicOrder(rows, batch, seed).batches(round, epoch)
+def _batches(order: PublicOrder, round: int, epoch: int, most: int | None) -> list[Tensor]:
+    return order.batches(round, epoch, most)
 
 
 def predict_public(
     program: ClientProgram,
     transform: Callable[[Tensor], tuple[Tensor, ...]],
     forward: Callable[[Any], Tensor] | None = None,
+    rows: Tensor | None = None,
 ) -> list[Tensor]:
-    """Results of `transform` on the model's outputs for all public rows, without gradients.
+    """Results of `transform` on the model's outputs for public rows, without gradients.
 
     Args:
         program: the client's half of the method.
         transform: output of a batch to tensors whose first axis is the row.
         forward: what to call on inputs instead of the whole model.
+        rows: row numbers, (n,); None: all.
     """
     forward = forward or program.model
-    rows = len(public_samples(program))
-    in_batches = torch.arange(rows).split(PREDICTION_BATCH)
+    rows = torch.arange(len(public_samples(program))) if rows is None else rows
+    in_batches = rows.split(PREDICTION_BATCH)
     public_samples(program).read_ahead(in_batches)
     program.model.eval()
     with torch.no_grad():
         parts = [transform(forward(public_batch(program, index))) for index in in_batches]
-    program.work += rows / 3
+    program.work += len(rows) / 3
     return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
 

@@ -39,6 +39,10 @@ class Model(nn.Module):
         self.dense = dense
         self.unit = unit
 
+    def extra_repr(self) -> str:
+        """Printed models tell local baselines apart."""
+        return "unit=True" if self.unit else ""
+
     def encode(self, x: Tensor | dict) -> Tensor:
         """The projection's input: a vector per sample (n, width), or a map (n, width, ...)."""
         if not self.dense:
