@@ -22,6 +22,7 @@ MODULES = (
     "muscle_dependence",
     "muscle_digits",
     "muscle_printed",
+    "muscle_prospects",
     "fednca",
     "flare",
     "hetlora",

@@ -54,6 +54,13 @@ METHODS: dict[str, list[str]] = {
     ],
     "own heads": ["algorithm={name: fedmuscleplus, align_lr: 0.0003, decay: true}"],
     "as printed": ["algorithm={name: fedmuscle}"],
+    # Rivals whose better rate on seeds set aside is not their default (`muscle-rates`, LOG.md).
+    "feddf at 1e-4": ["algorithm={name: feddf, public_lr: 0.0001}"],
+    "cofed at 1e-4": ["algorithm={name: cofed, public_lr: 0.0001}"],
+    # Alone in other forms: a head on the encoder, that head alone, the nearest class mean.
+    "alone, head on the encoder": ["algorithm={name: local}"],
+    "alone, probe": ["algorithm={name: benchmarks.variants:Alone, backbone_lr_scale: 0}"],
+    "alone, class means": ["algorithm={name: benchmarks.variants:ClassMeans}"],
     **{name: [f"algorithm={{name: {name}}}"] for name in BASELINES if name in ALGORITHMS},
 }
 QUICK = ("rounds=2", "epochs=1", "public.size=64")

@@ -63,7 +63,10 @@ AFTER: dict[str, str] = {
     "alone, head refitted": f"{VARIANT}:Alone, head_input: unit, refit: 50",
     **{f"as printed, T={passes}": f"passes: {passes}" for passes in (1, 3, 5)},
     **{f"head refitted, T={passes}": f"passes: {passes}, refit: 50" for passes in (1, 3, 5)},
-    "alignment before local epochs, T=5": "passes: 5, order: alignment",
+    **{
+        f"alignment before local epochs, T={passes}": f"passes: {passes}, order: alignment"
+        for passes in (1, 3, 5)
+    },
     "own optimizer, T=5": "passes: 5, own_optimizer: true",
     "own peers, T=5": "passes: 5, own_peers: true",
     "own peers, head refitted, T=5": "passes: 5, own_peers: true, refit: 50",

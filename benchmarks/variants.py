@@ -166,6 +166,71 @@ class Alone(Local):
             return projected_model(self, encoder, unit=self.algorithm.head_input == "unit")
 
 
+class MeansHead(nn.Module):
+    """A linear head on centred features of length 1."""
+
+    def __init__(self, width: int, labels: int):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(width))
+        self.linear = nn.Linear(width, labels)
+
+    def directions(self, features: Tensor) -> Tensor:
+        """Centred features (n, width) of length 1."""
+        return nn.functional.normalize(features - self.centre, dim=1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.linear(self.directions(features))
+
+
+@dataclass
+class ClassMeans(Local):
+    """Alone, without training: the nearest class mean of the encoder's features.
+
+    Of several labels each is present where its rows' mean is nearer than that of the others.
+    """
+
+    def serve(self, fed: Federation) -> Iterator[int]:
+        for round in fed.rounds():
+            if round == 1:
+                fed.call("fit_means")
+            yield round
+
+    class Program(Local.Program):
+        algorithm: "ClassMeans"
+
+        def build(self, encoder: nn.Module) -> Model:
+            task = self.client.task
+            head = MeansHead(self.encoder_width(encoder), len(task.labels))
+            return Model(encoder, nn.Identity(), head, task.dense)
+
+        @operation
+        @torch.no_grad()
+        def fit_means(self) -> None:
+            """Make the head the nearest class mean of the training rows."""
+            data = self.samples("train")
+            assert data is not None
+            self.model.eval()
+            features, labels = [], []
+            for rows in torch.arange(len(data)).split(64):
+                x, y = self.training_batch(rows)
+                features.append(self.model.features(self.client.to_device(x)))
+                labels.append(y.to(self.client.device))
+            head: Any = self.model.head
+            z, y = torch.cat(features), torch.cat(labels)
+            head.centre.copy_(z.mean(0))
+            z = head.directions(z)
+            several = y.dim() == 2
+            present = y == 1 if several else nn.functional.one_hot(y, len(self.client.task.labels))
+            present = present.to(z.dtype)
+            means = (present.T @ z) / present.sum(0).clamp(min=1)[:, None]
+            rest = 1 - present
+            others = (rest.T @ z) / rest.sum(0).clamp(min=1)[:, None] if several else 0 * means
+            bias = (others.square().sum(1) - means.square().sum(1)) / 2
+            absent = present.sum(0) == 0  # a label without a row is never the answer
+            head.linear.weight.copy_(means - others)
+            head.linear.bias.copy_(bias.masked_fill(absent, -1e3))
+
+
 def projected_model(program: Any, encoder: nn.Module, unit: bool = False) -> Model:
     """The encoder, a linear projection to the method's width, and the task's head."""
     width = program.algorithm.width

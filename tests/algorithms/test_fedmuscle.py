@@ -252,6 +252,7 @@ def test_heads_of_fedmuscle_get_unit_vectors_and_those_of_fedmuscleplus_what_is_
     client = toys.client("a")
     x = client.to_device(client.train.rows(torch.arange(5))[0])
     lengths = {}
+    printed = set()
     for name, fields in {
         "fedmuscle": {},
         "fedmuscleplus": {},
@@ -262,6 +263,8 @@ def test_heads_of_fedmuscle_get_unit_vectors_and_those_of_fedmuscleplus_what_is_
         features = model.features(x.double())
         assert torch.equal(model(x.double()), model.head(features))
         lengths[name] = features.norm(dim=1)
+        printed.add(str(model))
+    assert len(printed) == 2, "else they would share a cached local baseline"
     one = torch.ones(5, dtype=torch.float64)
     assert torch.allclose(lengths["fedmuscle"], one)
     assert torch.allclose(lengths["fedmuscleplus, unit"], one)

@@ -520,12 +520,23 @@ def suggest_method(
     file: ScenarioName,
     data_dir: DataDir = None,
     methods: Annotated[int, typer.Option(help="How many methods to show.")] = 5,
+    join: Annotated[
+        bool,
+        typer.Option(
+            "--join",
+            help="Also measure, before any training, what each client may hope for: labels in "
+            "common, fit of the encoders, nearness of the public set.",
+        ),
+    ] = False,
 ) -> None:
     """Say which methods suit a scenario, judged by our own tables, and which do not fit it."""
-    from unalike.cli.suggest import print_advice
+    from unalike.cli.suggest import print_advice, print_prospects
+    from unalike.runs.prospects import prospects
     from unalike.runs.suggest import suggest
 
     print_advice(suggest(file, data_dir), methods)
+    if join:
+        print_prospects(prospects(file, data_dir))
 
 
 @app.command()

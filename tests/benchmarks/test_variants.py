@@ -1,0 +1,50 @@
+"""Methods that only benchmarks need."""
+
+import torch
+
+from benchmarks.variants import Alone, ClassMeans, Newcomer, OneRound
+from unalike.algorithms import FedMuscle
+
+
+def test_class_means_are_those_of_the_rows(toys):
+    """Three classes far apart on an encoder that does nothing: each row is told; two labels."""
+    x = 9 * torch.eye(3).repeat(4, 1) + 0.1 * torch.randn(12, 3)
+    y = torch.arange(3).repeat(4)
+    client = toys.client("a", model=torch.nn.Identity, train=(x, y), test=(x, y))
+    program = ClassMeans.Program(client, ClassMeans(), toys.training(), 0)
+    program.fit_means()
+    assert (program.model(x.to(client.dtype)).argmax(1) == y).all()
+    several = torch.nn.functional.one_hot(y, 4).float()
+    several[:, 2:] = 0  # nobody has them
+    client = toys.client("a", model=torch.nn.Identity, train=(x, y), test=(x, y))
+    program = ClassMeans.Program(client, ClassMeans(), toys.training(), 0)
+    program.training_batch = lambda rows: (x[rows], several[rows])
+    program.fit_means()
+    assert ((program.model(x.to(client.dtype)) > 0) == (several == 1)).all()
+
+
+def test_one_round_without_its_fields_is_fedmuscle(toys, tmp_path):
+    ends = []
+    for kind in (FedMuscle, OneRound):
+        method = kind(peers=2, width=8, batch=8)
+        fed = toys.federation(tmp_path / kind.__name__, method, toys.clients())
+        ends.append(toys.serve(fed, method))
+    assert toys.apart(*ends) == 0
+
+
+def test_refitting_moves_the_head_alone(toys):
+    method = Alone(width=8, refit=3)
+    program = Alone.Program(toys.client("a"), method, toys.training(), 0)
+    before = {name: tensor.clone() for name, tensor in program.model.state_dict().items()}
+    program.refit_head()
+    moved = {n for n, t in program.model.state_dict().items() if not torch.equal(t, before[n])}
+    assert moved and all(name.startswith("head.") for name in moved)
+
+
+def test_a_newcomer_is_away_until_it_arrives(toys, tmp_path):
+    method = Newcomer(peers=2, width=8, batch=8, newcomer="b", arrives=3)
+    clients = [toys.client(id) for id in "abcd"]
+    fed = toys.federation(tmp_path / "run", method, clients, rounds=4)
+    toys.serve(fed, method)
+    rounds = {key[0] for key in fed.ledger.rows if key[1:] == ("b", "up", "train")}
+    assert rounds == {3, 4} and not fed.failures
