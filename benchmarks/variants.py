@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unalike.algorithms import CoFED, FedDF, FedMuscle, FedMusclePlus, Local
 from unalike.core.federation import Federation
 from unalike.core.operations import operation
+from unalike.core.program import ClientProgram
 from unalike.methods.parts import Part, train_locally
 from unalike.methods.public_data import PublicTraining
 from unalike.methods.shared_subspace import SharedProjectionInit, SharedSubspaceProgram
@@ -169,6 +170,8 @@ class Alone(Local):
 class MeansHead(nn.Module):
     """A linear head on centred features of length 1."""
 
+    centre: Tensor
+
     def __init__(self, width: int, labels: int):
         super().__init__()
         self.register_buffer("centre", torch.zeros(width))
@@ -195,7 +198,7 @@ class ClassMeans(Local):
                 fed.call("fit_means")
             yield round
 
-    class Program(Local.Program):
+    class Program(ClientProgram):
         algorithm: "ClassMeans"
 
         def build(self, encoder: nn.Module) -> Model:
