@@ -194,6 +194,7 @@ def storm(folder, rounds=30, kills=30):
     def strike(here):
         since = 0  # kills since a round was finished: after five attempts without any it is over
         while len(killed) < kills and not over.wait(draw.uniform(2.0, 15.0)):
+            here.start()  # what was killed, or ended because of that
             since = 0 if rounds_seen[0] else since
             if since > 1:
                 continue
@@ -205,8 +206,6 @@ def storm(folder, rounds=30, kills=30):
                 os.kill(draw.choice(pids), signal.SIGKILL)
                 killed.append("superlink" if victim == "superlink" else "supernode")
                 since, rounds_seen[0] = since + 1, 0
-            time.sleep(1.0)
-            here.start()
 
     def watch(event, **facts):
         rounds_seen[0] += event == "round"
