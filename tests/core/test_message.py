@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import unalike
 from unalike.base.message import (
@@ -21,8 +22,10 @@ from unalike.base.message import (
     MAGIC,
     MAX_DEPTH,
     MAX_KEY,
+    EncodedSizes,
     MessageError,
     copy_value,
+    copy_values,
     decode,
     encode,
     encode_header,
@@ -536,3 +539,40 @@ def test_decoding_copies_the_tensors_once():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1.5 * len(data)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_copies_of_messages_of_one_form_are_apart_from_each_other(same):
+    """They lie in one block of memory: what one receiver does to its own changes no other."""
+    tensors = [
+        {"w": torch.randn(3, 2), "n": torch.tensor(i), "empty": torch.ones(0)} for i in range(4)
+    ]
+    bodies = [{"parameters": tensors[0 if same else i], "loss": 0.5 * i} for i in range(4)]
+    bodies.append({"parameters": {"w": torch.full((3, 2), math.nan)}, "loss": 1.0})
+    expected = [decode(encode(body)) for body in bodies]
+    copies = copy_values(bodies)
+    for copied, wanted in zip(copies[:4], expected):
+        assert copied["loss"] == wanted["loss"] and list(copied) == list(wanted)
+        for name, tensor in copied["parameters"].items():
+            assert torch.equal(tensor, wanted["parameters"][name]) and tensor.is_contiguous()
+    assert find_nonfinite(copies[4]) == "parameters.w"
+    weight = nn.Parameter(torch.ones(3, 2))
+    copies[0]["parameters"]["w"].mul_(weight)  # where gradients are recorded, too
+    copies[1]["parameters"]["w"].fill_(math.inf)
+    assert find_nonfinite(copies[1]) == "parameters.w"
+    assert find_nonfinite(copies[2]) is None
+    assert torch.equal(copies[2]["parameters"]["w"], bodies[2]["parameters"]["w"])
+    assert bodies[1]["parameters"]["w"].isfinite().all()
+
+
+def test_sizes_of_many_messages_are_those_of_each():
+    values = [{"a": torch.ones(3), "n": n} for n in (1, 2, 2**70, True, None, 0.5, "x", "xy" * 300)]
+    values += [{"a": torch.ones(3).double(), "n": 1}, {"b": torch.ones(3), "n": 1}, {"n": [1, 2]}]
+    sizes = EncodedSizes()
+    for value in 2 * values:
+        assert sizes.of(value) == len(encode(value))
+    circle = {}
+    circle["self"] = circle
+    for wrong in (circle, {"a": object()}, {1: 2}):
+        with pytest.raises(MessageError):
+            sizes.of(wrong)

@@ -51,7 +51,7 @@ def test_a_stacked_optimizer_steps_as_torch_does(fields):
 
     step_alone(0, 0)  # it has a past
     stacked = StackedOptimizer(models[0], optimizers[0])
-    state = stacked.read_state(models, optimizers)
+    state = stacked.read_state([dict(m.named_parameters()) for m in models], optimizers)
     parameters = {
         name: torch.stack([m.get_parameter(name).detach() for m in models])
         for name in ("weight", "bias")
@@ -72,7 +72,7 @@ def test_a_stacked_optimizer_steps_as_torch_does(fields):
     others = [
         build_optimizer(list(m.parameters()), training, 0.1 * (i + 1)) for i, m in enumerate(copies)
     ]
-    stacked.write_state(state, copies, others)
+    stacked.write_state(state, [dict(m.named_parameters()) for m in copies], others)
     for i in range(3):
         step_alone(i, 3)
         copies[i].weight.grad = gradients[3, i]
@@ -82,16 +82,17 @@ def test_a_stacked_optimizer_steps_as_torch_does(fields):
 
 def test_optimizers_of_another_kind_are_not_stacked():
     model = linear(0)
+    named = dict(model.named_parameters())
     parameters = list(model.parameters())
-    assert optimizer_kind(model, torch.optim.SGD(parameters, 0.1, momentum=0.9)) is not None
+    assert optimizer_kind(named, torch.optim.SGD(parameters, 0.1, momentum=0.9)) is not None
     assert (
-        optimizer_kind(model, torch.optim.SGD(parameters, 0.1, momentum=0.9, nesterov=True)) is None
+        optimizer_kind(named, torch.optim.SGD(parameters, 0.1, momentum=0.9, nesterov=True)) is None
     )
-    assert optimizer_kind(model, torch.optim.Adam(parameters, amsgrad=True)) is None
-    assert optimizer_kind(model, torch.optim.Adagrad(parameters)) is None
-    one = optimizer_kind(model, torch.optim.Adam(parameters, lr=0.1))
-    assert one == optimizer_kind(model, torch.optim.Adam(parameters, lr=0.2))
-    assert one != optimizer_kind(model, torch.optim.Adam(parameters, lr=0.1, weight_decay=0.1))
+    assert optimizer_kind(named, torch.optim.Adam(parameters, amsgrad=True)) is None
+    assert optimizer_kind(named, torch.optim.Adagrad(parameters)) is None
+    one = optimizer_kind(named, torch.optim.Adam(parameters, lr=0.1))
+    assert one == optimizer_kind(named, torch.optim.Adam(parameters, lr=0.2))
+    assert one != optimizer_kind(named, torch.optim.Adam(parameters, lr=0.1, weight_decay=0.1))
 
 
 @pytest.fixture

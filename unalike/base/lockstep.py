@@ -1,9 +1,12 @@
 """Functions that run in turns and meet, so that equal work of several is done at once.
 
-`run_in_lockstep` runs functions in threads, one at a time: nothing runs in parallel, and nothing
-needs a lock. A function calls `meet(work)` where it has work that others may have, too; it waits
-there until all others wait or are done. Works of one kind are then done together. Where there is
-no other, and outside of `run_in_lockstep`, `meet` returns `ALONE`: do it yourself.
+`run_in_lockstep` runs functions one at a time: nothing runs in parallel, and nothing needs a lock.
+A function calls `meet(work)` where it has work that others may have, too; it waits there until all
+others wait or are done. Works of one kind are then done together. Where there is no other, and
+outside of `run_in_lockstep`, `meet` returns `ALONE`: do it yourself.
+
+Functions that meet at most once need no thread: `run_nested` starts the next one inside the `meet`
+of the one before it. Others need one each. `Habits` remembers which is which.
 
 >>> class Square(Work):
 ...     def __init__(self, x):
@@ -19,8 +22,11 @@ no other, and outside of `run_in_lockstep`, `meet` returns `ALONE`: do it yourse
 True
 """
 
+import gc
+import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from types import FunctionType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -82,6 +88,7 @@ class _Turn:
         self.parent = parent
         self.work: Work | None = None  # what it waits for
         self.children: list[_Turn] = []  # turns it waits for
+        self.meetings = 0  # so far, its children's included
         self.answer: Any = None
         self.done = False
         self.result: Any = None
@@ -130,8 +137,120 @@ class _Turn:
         return self.result
 
 
+class Habits:
+    """How often functions meet, as seen so far, by a name that the caller gives them."""
+
+    def __init__(self) -> None:
+        self.meetings: dict[Hashable, int] = {}  # most of one function
+
+    def meets_once(self, name: Hashable) -> bool:
+        """Whether functions of this name ran before, and none of them met twice."""
+        return self.meetings.get(name, 2) <= 1
+
+    def note(self, name: Hashable, meetings: int) -> None:
+        """Remember that a function of this name met so often."""
+        self.meetings[name] = max(meetings, self.meetings.get(name, 0))
+
+
+class _Nest:
+    """Functions of which each is started inside the meeting of the one before it.
+
+    Those that began last end first, as contexts of random numbers must. What they hold lives until
+    all have met: Python's collector would look through it again and again and find nothing, so it
+    pauses until one has to work alone.
+    """
+
+    FRAMES = 200  # of Python's stack that a function may take
+
+    def __init__(self, functions: Sequence[Callable[[], Any]], room: Any):
+        self.functions = functions
+        self.room = room
+        self.results: list[Any] = [None] * len(functions)
+        self.errors: list[Exception | None] = [None] * len(functions)
+        self.meetings = [0] * len(functions)
+        self.started = 0
+        self.running = -1  # the number of the function that runs
+        self.works: dict[int, Work] = {}  # that are waited for, by the number of the function
+        self.answers: dict[int, Any] = {}
+        self.gradients = torch.is_grad_enabled()
+        self.outside = generator_states()
+        self.collecting = gc.isenabled()
+
+    def run(self) -> list[Any]:
+        before = _current.nest, _current.turn
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(limit + self.FRAMES * len(self.functions))
+        _current.nest, _current.turn = self, None
+        gc.disable()
+        try:
+            call_with_deep_stack(self._start_all)
+        finally:
+            self._resume_collecting()
+            _current.nest, _current.turn = before
+            sys.setrecursionlimit(limit)
+        for error in self.errors:
+            if error is not None:
+                raise error
+        return self.results
+
+    def _start_all(self) -> None:
+        while self.started < len(self.functions):
+            number, waiting = self.started, self.running
+            self.started += 1
+            self.running = number
+            try:
+                with torch.set_grad_enabled(self.gradients):
+                    self.results[number] = self.functions[number]()
+            except Exception as error:
+                self.errors[number] = error
+            self.running = waiting
+
+    def _resume_collecting(self) -> None:
+        if self.collecting:
+            gc.enable()
+
+    def meet(self, work: Work) -> Any:
+        number = self.running
+        self.meetings[number] += 1
+        if self.meetings[number] > 1 or work.kind() is None:
+            self._resume_collecting()
+            return ALONE  # in a second meeting: the others still wait in their first
+        self.works[number] = work
+        self._start_all()
+        if number in self.works:  # nobody is left to start: all that wait are here
+            works, self.works = self.works, {}
+            inside = generator_states()
+            set_generator_states(self.outside)
+            answers = do_works(list(works.values()), self.room)
+            set_generator_states(inside)
+            self.answers = dict(zip(works, answers, strict=True))
+        answer = self.answers.pop(number)
+        if answer is ALONE:
+            self._resume_collecting()
+        return answer
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()
+
+
+def _declare_large(function: Any, entries: int) -> FunctionType:
+    """The function, with a frame that claims room for so many more values than it needs."""
+    code = function.__code__
+    large = code.replace(co_stacksize=code.co_stacksize + entries)
+    return FunctionType(large, function.__globals__, function.__name__)
+
+
+# CPython keeps frames in blocks of 16 kB, and asks the system for a block whenever a call crosses
+# the end of one: at each call, where a loop is just there. A frame that claims to be large gets a
+# block of twice its size, whose second half holds all frames called from it. What is not used of
+# it takes no memory.
+call_with_deep_stack = _declare_large(_call, 2**19)
+
+
 class _Current(threading.local):
     turn: _Turn | None = None
+    nest: _Nest | None = None
 
 
 _current = _Current()
@@ -139,11 +258,15 @@ _current = _Current()
 
 def meet(work: Work) -> Any:
     """Have a work done together with equal works of other functions, or return `ALONE`."""
-    turn = _current.turn
-    if turn is None or work.kind() is None:
+    turn, nest = _current.turn, _current.nest
+    if nest is not None:
+        answer = nest.meet(work)
+    elif turn is None or work.kind() is None:
         return ALONE
-    turn.work = work
-    answer = turn.wait()
+    else:
+        turn.meetings += 1
+        turn.work = work
+        answer = turn.wait()
     if isinstance(answer, BaseException):
         raise answer
     return answer
@@ -160,16 +283,30 @@ def run_each(functions: Sequence[Callable[[], T]]) -> list[T]:
     children = [_Turn(function, turn) for function in functions]
     turn.children = children
     turn.wait()
+    turn.meetings += sum(child.meetings for child in children)
     return [child.take_result() for child in children]
 
 
-def run_in_lockstep(functions: Sequence[Callable[[], T]], room: Any = None) -> list[T]:
+def run_in_lockstep(
+    functions: Sequence[Callable[[], T]],
+    room: Any = None,
+    habits: Habits | None = None,
+    name: Hashable = None,
+) -> list[T]:
     """The results of functions that meet where they have equal work.
 
     Args:
         room: passed on to `Work.run_together`.
+        habits: where functions of this `name` met at most once before, they run without threads.
+            One that meets again nevertheless does its work alone, and next time there are threads.
     Raises: the first exception, once all are done.
     """
+    if habits is not None and habits.meets_once(name):
+        nest = _Nest(functions, room)
+        try:
+            return nest.run()
+        finally:
+            habits.note(name, max(nest.meetings, default=0))
     turns = [_Turn(function) for function in functions]
     unfinished = list(turns)
     runnable = list(turns)
@@ -184,6 +321,8 @@ def run_in_lockstep(functions: Sequence[Callable[[], T]], room: Any = None) -> l
     except BaseException:
         _abandon(unfinished)
         raise
+    if habits is not None:
+        habits.note(name, max((turn.meetings for turn in turns), default=0))
     return [turn.take_result() for turn in turns]
 
 
@@ -208,14 +347,23 @@ def _next_turns(unfinished: list[_Turn], room: Any) -> list[_Turn]:
             ready.append(turn)
     if ready:
         return ready
-    groups: dict[Any, list[_Turn]] = {}
-    for turn in unfinished:
-        if turn.work is not None:
-            groups.setdefault((type(turn.work), turn.work.kind()), []).append(turn)
+    waiting = [turn for turn in unfinished if turn.work is not None]
+    works: list[Any] = [turn.work for turn in waiting]
+    for turn, answer in zip(waiting, do_works(works, room), strict=True):
+        turn.answer = answer
+        turn.work = None
+    return waiting
+
+
+def do_works(works: Sequence[Work], room: Any) -> list[Any]:
+    """What `meet` returns for each work: those of one kind are done together."""
+    groups: dict[Any, list[int]] = {}
+    for number, work in enumerate(works):
+        groups.setdefault((type(work), work.kind()), []).append(number)
+    answers: list[Any] = [ALONE] * len(works)
     for (work_type, _), group in groups.items():
-        works: list[Any] = [turn.work for turn in group]
-        answers = [ALONE] if len(group) == 1 else work_type.run_together(works, room)
-        for turn, answer in zip(group, answers, strict=True):
-            turn.answer = answer
-            turn.work = None
-    return [turn for group in groups.values() for turn in group]
+        if len(group) > 1:
+            together = work_type.run_together([works[number] for number in group], room)
+            for number, answer in zip(group, together, strict=True):
+                answers[number] = answer
+    return answers

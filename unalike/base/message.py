@@ -12,7 +12,7 @@ i-th tensor, and 0 or 0.0 for the next of the numbers.
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ MIN_MEMORY = 1024**2
 # are built twice (`json.loads`, `from_json`), strings have a head, and text is copied.
 MEMORY_OF = {b"{": 450, b"[": 180, b",": 64, b":": 140}
 MEMORY_OF_TEXT = 3
+ALIGN = 64  # elements
+MAX_STACKED = 2**24  # bytes of a message that is copied into common memory with others
 INT64 = range(-(2**63), 2**63)  # integers outside are written out in the header
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -113,6 +115,50 @@ def encoded_size(value: Value, limit: int = MAX_BYTES) -> int:
     total = _check_limit(_total_size(header, numbers, tensors), limit)
     _check_memory(header, total)
     return total
+
+
+class EncodedSizes:
+    """`encoded_size` of many values: those of one form have one size, which is computed once.
+
+    Args:
+        limit: most bytes that a value may have.
+    """
+
+    def __init__(self, limit: int = MAX_BYTES):
+        self.limit = limit
+        self.known: dict[Hashable, int] = {}
+
+    def of(self, value: Value) -> int:
+        """Length of `encode(value)`. Raises: MessageError, as `encode` does."""
+        form = _form_of(value, [])
+        size = self.known.get(form)
+        if size is None:
+            size = self.known[form] = encoded_size(value, self.limit)
+        return size
+
+
+def _form_of(value: Value, tensors: list[Tensor], depth: int = 0) -> Hashable:
+    """All of a value but its numbers: equal for values whose messages have equal sizes.
+
+    Args:
+        tensors: those of the value are appended to it.
+        depth: how deep in the whole value this one is.
+    """
+    if depth > MAX_DEPTH:
+        return object()  # no message
+    kind = type(value)
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return value.dtype, value.shape, value.layout, value.device
+    if isinstance(value, dict) and kind is dict:
+        return tuple(value), *[_form_of(item, tensors, depth + 1) for item in value.values()]
+    if isinstance(value, (list, tuple)) and kind in (list, tuple):
+        return list, *[_form_of(item, tensors, depth + 1) for item in value]
+    if kind is float or (kind is int and value in INT64):
+        return kind.__name__
+    if value is None or kind is str or kind is bool or kind is int:
+        return kind, value
+    return object()  # like nothing else
 
 
 def decode(
@@ -269,30 +315,90 @@ def copy_values(values: Sequence[Value], device: str | None = None) -> list[Valu
     The norms of all their tensors are computed at once and kept with the copies, so that
     `find_nonfinite` need not read each of them: that would stall a GPU.
     """
+    groups: dict[Hashable, list[int]] = {}
+    tensors: list[list[Tensor]] = []
+    for i, value in enumerate(values):
+        tensors.append([])
+        groups.setdefault(_form_of(value, tensors[i]), []).append(i)
+    copies: list[Value] = [None] * len(values)
     originals: dict[int, Value] = {}
-    for value in values:
-        originals.update((id(leaf), leaf) for leaf in _leaf_values(value) if _is_real(leaf))
+    others = []
+    for members in groups.values():
+        own = [tensors[i] for i in members]
+        if not _may_stack(own, device):
+            others += members
+            originals.update((id(t), t) for i in members for t in tensors[i] if _is_real(t))
+            continue
+        for i, parts in zip(members, _copy_stacked(own), strict=True):
+            copies[i] = _rebuild(values[i], iter(parts))
     norms = dict(zip(originals, _norms(list(originals.values())), strict=True))
-    return [_copy(value, device, norms) for value in values]
+    for i in others:
+        copies[i] = _copy(values[i], device, norms)
+    return copies
+
+
+def _may_stack(own: list[list[Tensor]], device: str | None) -> bool:
+    """Whether the tensors of values of one form may be copied into common memory."""
+    first = own[0]
+    if len(own) < 3 or not first:
+        return False
+    if any(
+        t.layout is not torch.strided or torch.device(device or t.device) != t.device for t in first
+    ):
+        return False
+    return sum(_tensor_size(tensor) for tensor in first) <= MAX_STACKED
+
+
+@torch.no_grad()
+def _copy_stacked(own: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Copies of the tensors of several values of one form, with their norms.
+
+    Copies of one place in all values lie in one block of memory: few kernels write all of them.
+    """
+    places: list[tuple[Tensor, ...]] = []
+    norms: list[Tensor] = []
+    real = []
+    for originals in zip(*own, strict=True):
+        first = originals[0]
+        length = first.numel()
+        # Each begins where a kernel may read whole vectors.
+        block = first.new_empty(len(own), -(-length // ALIGN) * ALIGN)
+        rows = block[:, :length].view(len(own), *first.shape)
+        if all(tensor is first for tensor in originals):
+            rows.copy_(first)
+        else:
+            rows.copy_(torch.stack(originals))  # faster than with out=rows
+        if _is_real(first):
+            real.append(len(places))
+            norms.append(torch.linalg.vector_norm(block[:, :length], dim=1).double())
+        # Detached: as views they could not be changed where gradients are recorded.
+        places.append(tuple(map(Tensor.detach, rows.unbind())))
+    if norms:
+        for place, values in zip(real, torch.stack(norms).tolist(), strict=True):
+            version = places[place][0]._version  # all have that of the block
+            for row, norm in zip(places[place], values, strict=True):
+                row.norm_of_version = (version, norm)  # type: ignore[attr-defined]
+    return [list(parts) for parts in zip(*places, strict=True)]
+
+
+def _rebuild(value: Value, tensors: Iterator[Tensor]) -> Value:
+    """The value with other tensors in the place of its own, in their order."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, dict):
+        return {key: _rebuild(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rebuild(item, tensors) for item in value]
+    return value
 
 
 def _copy(value: Value, device: str | None, norms: dict[int, float]) -> Value:
     tensors = [leaf for leaf in _leaf_values(value) if isinstance(leaf, Tensor)]
-    copies = iter(_copy_tensors(tensors, device))
-
-    def rebuild(part: Value) -> Value:
-        if isinstance(part, Tensor):
-            copied = next(copies)
-            if id(part) in norms:
-                copied.norm_of_version = (copied._version, norms[id(part)])  # type: ignore[attr-defined]
-            return copied
-        if isinstance(part, dict):
-            return {key: rebuild(item) for key, item in part.items()}
-        if isinstance(part, (list, tuple)):
-            return [rebuild(item) for item in part]
-        return part
-
-    return rebuild(value)
+    copies = _copy_tensors(tensors, device)
+    for tensor, copied in zip(tensors, copies, strict=True):
+        if id(tensor) in norms:
+            copied.norm_of_version = (copied._version, norms[id(tensor)])  # type: ignore[attr-defined]
+    return _rebuild(value, iter(copies))
 
 
 @torch.no_grad()
@@ -307,10 +413,9 @@ def _copy_tensors(tensors: list[Tensor], device: str | None) -> list[Tensor]:
         or (device is not None and torch.device(device).type != "cuda")
     ):
         return [t.detach().to(device or t.device, copy=True).contiguous() for t in tensors]
-    align = 64  # elements, so that each copy begins where a kernel may read whole vectors
-    starts = [0]
+    starts = [0]  # where a kernel may read whole vectors
     for tensor in tensors:
-        starts.append(starts[-1] + -(-tensor.numel() // align) * align)
+        starts.append(starts[-1] + -(-tensor.numel() // ALIGN) * ALIGN)
     memory = first.new_empty(starts[-1])
     copies = [
         memory[start : start + tensor.numel()].view(tensor.shape)
@@ -342,7 +447,10 @@ def find_nonfinite(value: Value, largest: float = math.inf) -> str | None:
 
     Paths are built only once something is wrong: they may be much longer than the value.
     """
-    if _surely_finite(list(_leaf_values(value)), largest):
+    tensors: list[Tensor] = []
+    if _may_be_finite(value, largest, tensors) and all(
+        _within(norm, largest) for norm in _norms(tensors)
+    ):
         return None
     keys = find_leaf(value, lambda leaf: not _is_finite(leaf, largest))
     return None if keys is None else format_path(keys) or "the reply"
@@ -380,16 +488,27 @@ def _leaf_values(value: Value) -> Iterator[Value]:
         yield value
 
 
-def _surely_finite(leaf_values: list[Value], largest: float) -> bool:
-    """A fast test: True only if all numbers are finite and at most `largest`; may be False then.
+def _may_be_finite(value: Value, largest: float, tensors: list[Tensor]) -> bool:
+    """A fast test: whether numbers are finite and at most `largest`, as far as they are known.
 
     The norm of a tensor is at least its largest magnitude, and finite only if all its elements
     are.
+
+    Args:
+        tensors: those whose norm is not known are appended to it.
     """
-    tensors = [leaf for leaf in leaf_values if _is_real(leaf)]
-    magnitudes = _norms(tensors)
-    magnitudes += [abs(leaf) for leaf in leaf_values if isinstance(leaf, float)]
-    return all(_within(magnitude, largest) for magnitude in magnitudes)
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            version, norm = getattr(value, "norm_of_version", (None, math.nan))
+            if version is not None and version == value._version:
+                return _within(norm, largest)
+            tensors.append(value)
+        return True
+    if isinstance(value, dict):
+        return all([_may_be_finite(item, largest, tensors) for item in value.values()])
+    if isinstance(value, (list, tuple)):
+        return all([_may_be_finite(item, largest, tensors) for item in value])
+    return not isinstance(value, float) or _within(abs(value), largest)
 
 
 def _is_real(leaf: Value) -> bool:

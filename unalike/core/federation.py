@@ -463,6 +463,7 @@ class Federation:
         self.log_event("call", operation=next(iter(requests.values()))[0], round=self.round)
         messages: Messages = {}
         numbers = set()
+        specs: dict[tuple, Any] = {}  # most clients are sent the same
         for client, (operation, body) in requests.items():
             self.last_number += 1
             numbers.add(self.last_number)
@@ -475,8 +476,11 @@ class Federation:
                 "turn": self.turns[key],
                 "body": body,
             }
+            same = tuple((key, id(value)) for key, value in body.items())
+            if same not in specs:
+                specs[same] = tensor_spec(body) or {}
             self.in_flight[self.last_number] = Sent(
-                client, operation, rounds[client], self.engine.now, tensor_spec(body) or {}
+                client, operation, rounds[client], self.engine.now, specs[same]
             )
         for client, size in self.engine.send(messages).items():
             self.ledger.add(rounds[client], client, "down", requests[client][0], size)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unalike.base.lockstep import ALONE, meet
+from unalike.base.module_tree import parameters_of
 from unalike.base.randomness import scope, stream
 from unalike.core.client import Client
 from unalike.core.operations import graph_safe, measurement, operation, query, sends
@@ -28,9 +29,11 @@ from unalike.tasks.task import UNKNOWN, Task
 from unalike.training.batching import batches
 from unalike.training.cuda_graphs import GraphedStep
 from unalike.training.loop import (
+    OPTIMIZERS,
     Training,
     accumulate_gradients,
     build_optimizer,
+    copy_optimizer,
     set_learning_rate,
     train,
 )
@@ -107,6 +110,7 @@ class ClientProgram:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self._graphed_steps: dict[str, GraphedStep] = {}  # by the name of the loss
         self._all_inputs: dict[str, Tensor] | None = None
+        self._fresh_optimizer: torch.optim.Optimizer | None = None  # never stepped, to be copied
 
     # what a method may override
 
@@ -222,8 +226,13 @@ class ClientProgram:
         """
         optimizer = None if fresh else self.optimizers.get(name)
         if optimizer is None:
-            trainable = [p for p in self.model.parameters() if p.requires_grad]
-            optimizer = build_optimizer(trainable, self.training, rate)
+            parameters = parameters_of(self.model).values()
+            trainable = [p for p in parameters if p.requires_grad]
+            optimizer = copy_optimizer(self._fresh_optimizer, trainable) if rate is None else None
+            if optimizer is None:
+                optimizer = build_optimizer(trainable, self.training, rate)
+                if rate is None and self.training.optimizer in OPTIMIZERS:
+                    self._fresh_optimizer = copy_optimizer(optimizer, trainable)
             if not fresh:
                 self.optimizers[name] = optimizer
         set_learning_rate(optimizer, self.training, self.round)

@@ -4,20 +4,19 @@ They are the tensors in the attributes of the program, in dicts and lists there,
 (a teacher, a former model), and in the closure of the loss.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from unalike.base.module_tree import PLAIN, PLAIN_TYPES, tensors_of
+
 if TYPE_CHECKING:
     from unalike.core.program import ClientProgram
 
-PLAIN = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device)
-PLAIN_TYPES = frozenset(PLAIN)
 # Attributes of a program that no loss reads, or that two programs have in common.
 NOT_READ = {
     "algorithm",
@@ -31,6 +30,7 @@ NOT_READ = {
     "training",
     "work",
     "_all_inputs",
+    "_fresh_optimizer",
     "_graphed_steps",
 }
 
@@ -38,36 +38,49 @@ NOT_READ = {
 class ProgramContext:
     """The tensors that a loss of a program may read, and what else it may read.
 
+    Args:
+        layers: of the program's model, where they are known.
+
     Attributes:
         tensors: in an order that is the same for all programs of one `kind`.
         kind: names, numbers, strings and shapes; equal for programs that differ in tensors alone.
     """
 
-    def __init__(self, program: "ClientProgram", loss: Callable[..., Tensor]):
+    def __init__(
+        self,
+        program: "ClientProgram",
+        loss: Callable[..., Tensor],
+        layers: Iterable[nn.Module] | None = None,
+    ):
         self.program = program
         self.unbound_loss = loss
-        self.own_modules = set(program.model.modules())
+        self.own_modules = set(layers or program.model.modules())
         self.attributes = {
             name: value for name, value in vars(program).items() if name not in NOT_READ
         }
         self.cells = _closure_cells(loss)
-        values = [*self.attributes.values(), *(cell.cell_contents for cell in self.cells)]
-        self.leaves, self.tree = tree_flatten(values)
+        self.values = [*self.attributes.values(), *(cell.cell_contents for cell in self.cells)]
+        self.leaves: list[Any] = []
+        form: list[Hashable] = [tuple(self.attributes)]
+        for value in self.values:
+            _flatten(value, self.leaves, form)
         self.tensors: list[Tensor] = []
-        kinds = []
         for leaf in self.leaves:
+            if isinstance(leaf, PLAIN):
+                form.append(leaf)
+                continue
             tensors = self._tensors_of(leaf)
             self.tensors += tensors.values()
-            shapes = [(name, t.shape, t.dtype) for name, t in tensors.items()]
-            kinds.append((type(leaf), *shapes) if not isinstance(leaf, PLAIN) else leaf)
-        self.kind: Hashable = (tuple(self.attributes), str(self.tree), tuple(kinds))
+            form.append((type(leaf),))
+            form += [(name, t.shape, t.dtype) for name, t in tensors.items()]
+        self.kind: Hashable = tuple(form)
 
     def _tensors_of(self, leaf: Any) -> dict[str, Tensor]:
         """The tensors in a leaf by name: itself, or those of a module that is not the model's."""
         if isinstance(leaf, Tensor):
             return {"": leaf}
         if isinstance(leaf, nn.Module) and leaf not in self.own_modules:
-            return {**dict(leaf.named_parameters()), **dict(leaf.named_buffers())}
+            return tensors_of(leaf)
         return {}
 
     def loss(self, tensors: list[Tensor], x: Any, y: Tensor) -> Tensor:
@@ -87,8 +100,9 @@ class ProgramContext:
                 if isinstance(leaf, nn.Module) and new:
                     stack.enter_context(_reparametrize_module(leaf, new))
                 leaves.append(new[""] if isinstance(leaf, Tensor) else leaf)
-            values = tree_unflatten(leaves, self.tree)
-            originals = tree_unflatten(self.leaves, self.tree)
+            tree = tree_flatten(self.values)[1]
+            values = tree_unflatten(leaves, tree)
+            originals = tree_unflatten(self.leaves, tree)
             try:
                 self._set(values)
                 yield
@@ -117,17 +131,21 @@ def _is_empty(cell: Any) -> bool:
     return False
 
 
-def model_kind(model: nn.Module) -> Hashable:
-    """Equal for models that differ in the values of parameters and buffers alone."""
-    layers = []
-    for name, layer in model.named_modules():
-        numbers = []
-        for key, value in vars(layer).items():
-            if type(value) in PLAIN_TYPES:
-                numbers.append((key, value))
-            elif isinstance(value, tuple):
-                numbers.append((key, repr(value)))
-        layers.append((name, type(layer), tuple(numbers)))
-    parameters = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
-    buffers = [(name, b.shape, b.dtype) for name, b in model.named_buffers()]
-    return tuple(layers), tuple(parameters), tuple(buffers)
+def _flatten(value: Any, leaves: list[Any], form: list[Hashable]) -> None:
+    """Append the leaves of a value, in the order of `tree_flatten`, and what says its form."""
+    kind = type(value)
+    if kind in PLAIN_TYPES or isinstance(value, (Tensor, nn.Module)):
+        leaves.append(value)
+        form.append(".")
+    elif kind is dict:
+        form.append((dict, *value))
+        for item in value.values():
+            _flatten(item, leaves, form)
+    elif kind is list or kind is tuple:
+        form.append((kind, len(value)))
+        for item in value:
+            _flatten(item, leaves, form)
+    else:
+        others, tree = tree_flatten(value)
+        leaves += others
+        form.append(str(tree))

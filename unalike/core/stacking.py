@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from unalike.base.lockstep import ALONE, Work
+from unalike.base.module_tree import Kind as FoundKind
+from unalike.base.module_tree import ModuleTree, kind_of, tensors_of, tree_of
 from unalike.base.randomness import generator_states
-from unalike.core.program_context import ProgramContext, model_kind
+from unalike.core.program_context import ProgramContext
 from unalike.data.device_cache import DeviceCache
 from unalike.data.samples import Samples, Tensors
 from unalike.models.flops import count_flops
@@ -99,30 +101,35 @@ class LocalEpochs(Work):
         self.loss = loss
         self.orders = orders
         self.context: ProgramContext | None = None
+        self.tree: ModuleTree | None = None
         self._kind: Hashable | None = None
 
     def kind(self) -> Hashable | None:
         if self.context is None:
-            self.context = ProgramContext(self.program, self.loss)
-            self._kind = self._find_kind(self.context)
+            self.tree = tree_of(self.program.model)
+            self.context = ProgramContext(self.program, self.loss, self.tree.layers)
+            self._kind = self._find_kind(self.context, self.tree)
         return self._kind
 
-    def _find_kind(self, context: ProgramContext) -> Hashable | None:
+    def _find_kind(self, context: ProgramContext, tree: ModuleTree) -> Hashable | None:
         program, client = self.program, self.program.client
         data = program.samples("train")
         if data is None or not len(data):
             return None
         if getattr(self.loss, "__self__", program) is not program:
             return None
-        program.model.train()
+        if not all(layer.training for layer in tree.layers):
+            program.model.train()
         # A loss of the user's knows nothing of padded rows.
         if program.training.accumulate > 1 or callable(client.task.criterion):
             return None
-        optimizer = optimizer_kind(program.model, self.optimizer)
-        if optimizer is None or has_dropout(program.model) or program.precision == "float16":
+        model_kind = tree.kind()
+        if "dropout" not in model_kind.facts:
+            model_kind.facts["dropout"] = has_dropout(program.model)
+        optimizer = optimizer_kind(tree.parameters(), self.optimizer)
+        if optimizer is None or model_kind.facts["dropout"] or program.precision == "float16":
             return None
-        return (
-            program.round,
+        own = (
             type(program),
             id(program.algorithm),
             client.task,
@@ -132,9 +139,10 @@ class LocalEpochs(Work):
             isinstance(data, IN_MEMORY),
             getattr(self.loss, "__func__", self.loss).__qualname__,
             optimizer,
-            model_kind(program.model),
+            model_kind,
             context.kind,
         )
+        return program.round, kind_of(own)
 
     @classmethod
     def run_together(cls, works: Sequence["LocalEpochs"], room: Any) -> Sequence[Any]:
@@ -147,7 +155,7 @@ class LocalEpochs(Work):
 
     def member(self) -> Member:
         """The client as a member of a stack."""
-        assert self.context is not None
+        assert self.context is not None and self.tree is not None
         data = self.program.samples("train")
         assert data is not None
         steps: list[Tensor] = []
@@ -155,6 +163,7 @@ class LocalEpochs(Work):
             steps += batches(len(data), self.program.training.batch_size, order)
         return Member(
             model=self.program.model,
+            tensors=self.tree.tensors(),
             optimizer=self.optimizer,
             read=self.read,
             batches=steps,
@@ -195,7 +204,7 @@ class Evaluation(Work):
                 self.client.dtype,
                 str(self.data.shape),
                 self.client.task.dense,
-                model_kind(self.model),
+                tree_of(self.model).kind(),
             )
         return self._kind
 
@@ -265,7 +274,7 @@ class Stacks:
         assert context is not None
         capture = bool(getattr(work.loss, "graph_safe", False))
         kind_of_round: Any = work.kind()
-        key = kind_of_round[1:]
+        key: FoundKind = kind_of_round[1]
         if key not in self.kinds:
             trainer = StackedEpochs(
                 program.model,
@@ -435,7 +444,7 @@ def evaluate_stack(works: Sequence[Evaluation]) -> list[dict[str, float]]:
     for work in works:
         work.model.eval()
     try:
-        stacked, shared = stack_models([work.model for work in works])
+        stacked, shared = stack_models([tensors_of(work.model) for work in works])
         meters = [Metering(work.client) for work in works]
         with torch.no_grad():
             for step, rows in enumerate(_padded_batches(works)):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from unalike.base.message import (
+    EncodedSizes,
     MessageError,
     Value,
     copy_values,
@@ -119,7 +120,8 @@ class LocalEngine:
             self._compute_replies()  # a client has one message at a time
         self._balance_workers(list(messages))
         if self.host is not None:
-            sizes = [encoded_size(message, self.limit) for message in messages.values()]
+            encoded = EncodedSizes(self.limit)
+            sizes = [encoded.of(message) for message in messages.values()]
             copies = copy_values(list(messages.values()), self.device)
             for client, size, copied in zip(messages, sizes, copies, strict=True):
                 self.sent[client] = (size, require_dict(copied))
@@ -213,10 +215,11 @@ class LocalEngine:
         replies: dict[str, tuple[int, dict]] = {}
         answers = self.host.handle_all({client: message for client, (_, message) in sent.items()})
         sizes: dict[str, int] = {}
+        encoded = EncodedSizes(self.limit)
         for client in sent:
             reply = answers[client]
             try:
-                sizes[client] = encoded_size(without_traceback(reply), self.limit)
+                sizes[client] = encoded.of(without_traceback(reply))
             except MessageError as error:
                 failure = {"number": reply["number"], "failure": str(error)}
                 replies[client] = (encoded_size(failure), failure)

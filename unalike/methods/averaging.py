@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.base.message import Value
+from unalike.base.module_tree import state_of
 from unalike.base.types import Parameters
 from unalike.core.algorithm import Algorithm, Sharing
 from unalike.core.client import Client
@@ -211,7 +212,7 @@ class AveragingProgram(FinetuneProgram):
         """The parameters and buffers that are exchanged with the server."""
         return {
             name: tensor
-            for name, tensor in self.model.state_dict().items()
+            for name, tensor in state_of(self.model).items()
             if self.algorithm.shares(name)
         }
 

@@ -223,21 +223,35 @@ def _update_sizes(sent: Sequence[Parameters], got: Sequence[Parameters]) -> list
 
     The sizes of all clients are read at once: each reading stalls a GPU.
     """
-    new, old, owners = [], [], []
-    counts = [0] * len(got)
-    for i, (before, after) in enumerate(zip(sent, got, strict=True)):
-        for name, tensor in after.items():
-            if tensor.is_floating_point() and tensor.numel():
-                new.append(tensor)
-                old.append(before[name].to(tensor))
-                owners.append(i)
-                counts[i] += tensor.numel()
-    squares = [0.0] * len(got)
-    if new:
-        norms = torch.stack([n.double() for n in torch._foreach_norm(torch._foreach_sub(new, old))])
-        for i, norm in zip(owners, norms.tolist(), strict=True):
-            squares[i] += norm**2
-    return [math.sqrt(s / max(count, 1)) for s, count in zip(squares, counts, strict=True)]
+    squares = torch.zeros(len(got), dtype=torch.float64)
+    counts = torch.zeros(len(got), dtype=torch.float64)
+    parts = []
+    for members in _group_alike(got):
+        for name, first in got[members[0]].items():
+            if not first.is_floating_point() or not first.numel():
+                continue
+            new = torch.stack([got[i][name] for i in members])
+            old = [sent[i][name] for i in members]
+            same = all(tensor is old[0] for tensor in old)
+            before = old[0].to(new) if same else torch.stack([tensor.to(new) for tensor in old])
+            change = (new - before).reshape(len(members), -1)
+            norms = torch.linalg.vector_norm(change, dim=1)
+            parts.append((members, norms.double().square()))
+            counts[members] += first.numel()
+    # On a GPU these are read at once: each reading waits for it.
+    read = torch.cat([part for _, part in parts]).cpu() if parts else squares
+    for (members, _), part in zip(parts, read.split([len(m) for m, _ in parts]), strict=True):
+        squares[members] += part
+    return (squares / counts.clamp(min=1)).sqrt().tolist()
+
+
+def _group_alike(states: Sequence[Parameters]) -> list[list[int]]:
+    """Numbers of states with equal names, shapes, kinds and devices of tensors."""
+    groups: dict[Any, list[int]] = {}
+    for i, state in enumerate(states):
+        form = [(name, t.shape, t.dtype, t.device) for name, t in state.items()]
+        groups.setdefault(tuple(form), []).append(i)
+    return list(groups.values())
 
 
 def _growth_problem(message: Mapping[str, Any], reply: Mapping[str, Any]) -> str | None:

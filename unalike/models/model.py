@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from unalike.base.errors import UserError
+from unalike.base.module_tree import tensors_of
 
 
 class Model(nn.Module):
@@ -122,7 +123,7 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
     Raises: ValueError where a shape differs.
     """
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    own = tensors_of(model)
     names = [name for name in tensors if name in own]
     for name in names:
         if tensors[name].shape != own[name].shape:

@@ -146,6 +146,28 @@ def build_optimizer(
             return SGD(groups, lr=lr, momentum=training.momentum, weight_decay=decay, fused=fused)
 
 
+def copy_optimizer(
+    optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]
+) -> torch.optim.Optimizer | None:
+    """A new optimizer like one that took no step yet, without its checks of every option.
+
+    Returns: None where there is none to copy, or it is one of other parameters.
+    """
+    if optimizer is None or optimizer.state:
+        return None
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if own != {id(p) for p in parameters}:
+        return None
+    copied = object.__new__(type(optimizer))
+    # Hooks are dicts: each optimizer has its own.
+    for name, value in vars(optimizer).items():
+        vars(copied)[name] = value.copy() if isinstance(value, dict) else value
+    copied.param_groups = [
+        {**group, "params": list(group["params"])} for group in optimizer.param_groups
+    ]
+    return copied
+
+
 def decay_groups(parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
     """Parameter groups of an optimizer: matrices and kernels decay, vectors and scalars do not."""
     groups: list[dict[str, Any]] = [

@@ -30,6 +30,7 @@ class Member:
 
     Attributes:
         model: its parameters and buffers are replaced by the trained ones.
+        tensors: these, by full name.
         optimizer: as `optimizer_kind` allows it.
         read: inputs and labels of rows, (n, ...), on the model's device.
         batches: row numbers of each step.
@@ -39,6 +40,7 @@ class Member:
     """
 
     model: nn.Module
+    tensors: dict[str, Tensor]
     optimizer: Optimizer
     read: Callable[[Tensor], tuple[Any, Tensor]]
     batches: list[Tensor]
@@ -113,26 +115,26 @@ class StackedEpochs:
         outcomes: dict[int, float | Diverged] = dict(zip(longest_first, means, strict=True))
         return [outcomes[i] for i in range(len(members))]
 
+    @torch.no_grad()
     def load(self, members: Sequence[Member]) -> None:
         """Take parameters, buffers, context and optimizer state of these models."""
-        models = [member.model for member in members]
-        changing = {*self.trained, *changing_buffers(models[0])}
-        stacked, shared = stack_models(models, changing, self.compared)
+        own = [member.tensors for member in members]
+        changing = {*self.trained, *changing_buffers(members[0].model)}
+        stacked, shared = stack_models(own, changing, self.compared)
         for number in range(len(members[0].context)):
-            values = [member.context[number].detach() for member in members]
+            values = [member.context[number] for member in members]
             if all(value is values[0] for value in values):
-                shared[f"context.{number}"] = values[0]
+                shared[f"context.{number}"] = values[0].detach()
             else:
                 stacked[f"context.{number}"] = torch.stack(values)
-        state = self.optimizer.read_state(models, [member.optimizer for member in members])
+        state = self.optimizer.read_state(own, [member.optimizer for member in members])
         for current, new in ((self.stacked, stacked), (self.shared, shared), (self.state, state)):
             if not _overwrite(current, new):
                 self.graphed.clear()
 
     def store(self, members: Sequence[Member]) -> None:
         """Give parameters, changed buffers and optimizer state back to their models."""
-        models = [member.model for member in members]
-        own = [tensors_of(model) for model in models]
+        own = [member.tensors for member in members]
         targets: list[Tensor] = []
         values: list[Tensor] = []
         for name, stacked in self.stacked.items():
@@ -142,7 +144,7 @@ class StackedEpochs:
                 values += stacked.unbind()
         with torch.no_grad():
             torch._foreach_copy_(targets, values)
-        self.optimizer.write_state(self.state, models, [member.optimizer for member in members])
+        self.optimizer.write_state(self.state, own, [member.optimizer for member in members])
 
     def losses_and_gradients(
         self, members: Sequence[Member], step: int = 0
@@ -264,11 +266,17 @@ def clip_each(gradients: dict[str, Tensor | None], max_norm: float) -> None:
 
 
 def mean_losses(losses: Tensor, members: Sequence[Member]) -> list[float | Diverged]:
-    """The mean over the samples of each member, from losses (steps, members)."""
+    """The mean over the samples of each member, from losses (steps, members).
+
+    They are 0 in steps that a member does not take.
+    """
+    sizes = torch.zeros(losses.shape, dtype=torch.float64)
+    for i, member in enumerate(members):
+        own = [float(len(rows)) for rows in member.batches]
+        sizes[: len(own), i] = torch.tensor(own, dtype=torch.float64)
+    means = (losses.double().cpu() * sizes).sum(0) / sizes.sum(0)
     outcomes: list[float | Diverged] = []
-    for member, column in zip(members, losses.T.double().cpu(), strict=True):
-        sizes = torch.tensor([float(len(rows)) for rows in member.batches], dtype=torch.float64)
-        mean = float(column[: len(sizes)] @ sizes / sizes.sum())
+    for member, mean in zip(members, means.tolist(), strict=True):
         if math.isfinite(mean):
             outcomes.append(mean)
         else:
@@ -276,14 +284,16 @@ def mean_losses(losses: Tensor, members: Sequence[Member]) -> list[float | Diver
     return outcomes
 
 
+@torch.no_grad()
 def stack_models(
-    models: Sequence[nn.Module],
+    own: Sequence[dict[str, Tensor]],
     always: Collection[str] = (),
     compared: dict[str, list[tuple]] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters and buffers of models of one architecture.
 
     Args:
+        own: of each model, by full name.
         always: names that are stacked even where all models have equal values.
         compared: versions of tensors that were found equal before, which are not read again.
     Returns: by name after "model.": those stacked along a first axis of models, and those that are
@@ -292,13 +302,12 @@ def stack_models(
     compared = {} if compared is None else compared
     stacked: dict[str, Tensor] = {}
     shared: dict[str, Tensor] = {}
-    own = [tensors_of(model) for model in models]
     for name in own[0]:
-        values = [tensors[name].detach() for tensors in own]
+        values = [tensors[name] for tensors in own]
         if name in always or not _all_equal(name, values, compared):
             stacked[f"model.{name}"] = torch.stack(values)
         else:
-            shared[f"model.{name}"] = values[0]
+            shared[f"model.{name}"] = values[0].detach()
     return stacked, shared
 
 
@@ -319,11 +328,6 @@ def changing_buffers(model: nn.Module) -> set[str]:
         if isinstance(layer, _BatchNorm) and layer.training:
             names |= {f"{prefix}.{name}".lstrip(".") for name, _ in layer.named_buffers()}
     return names
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by their full names."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _overwrite(current: dict[str, Tensor], new: dict[str, Tensor]) -> bool:

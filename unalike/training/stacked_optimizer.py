@@ -4,7 +4,7 @@ The arithmetic is that of torch.optim, entry by entry. State is taken over from 
 each model and handed back to it.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,15 +23,18 @@ COMPUTED = {"params", "lr", "initial_lr", "weight_decay", "momentum", "betas", "
 IGNORED = {"foreach", "capturable"}  # another way to do the same arithmetic
 
 
-def optimizer_kind(model: nn.Module, optimizer: Optimizer) -> Hashable | None:
+def optimizer_kind(parameters: Mapping[str, Tensor], optimizer: Optimizer) -> Hashable | None:
     """Equal for optimizers that can be stacked; None if this one cannot.
 
     Learning rates and numbers of steps may differ.
+
+    Args:
+        parameters: of its model, by full name.
     """
     kind_of_step = torch_class(optimizer)
     if kind_of_step not in MOMENTS:
         return None
-    names = {p: name for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in parameters.items()}
     kind = []
     for group in optimizer.param_groups:
         options = {key: value for key, value in group.items() if key not in IGNORED}
@@ -40,14 +43,14 @@ def optimizer_kind(model: nn.Module, optimizer: Optimizer) -> Hashable | None:
             return None
         if any(options[key] for key in options.keys() - COMPUTED):
             return None
-        if any(p not in names for p in group["params"]):
+        if any(id(p) not in names for p in group["params"]):
             return None
         computed = [
             (key, options[key])
             for key in sorted(COMPUTED - {"params", "lr", "initial_lr"})
             if key in options
         ]
-        kind.append((tuple(names[p] for p in group["params"]), tuple(computed)))
+        kind.append((tuple(names[id(p)] for p in group["params"]), tuple(computed)))
     return kind_of_step, tuple(kind)
 
 
@@ -76,11 +79,14 @@ class StackedOptimizer:
         self.updated: set[str] = set()  # names of parameters that had a gradient
 
     def read_state(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+        self, by_name: Sequence[Mapping[str, Tensor]], optimizers: Sequence[Optimizer]
     ) -> dict[str, Tensor]:
-        """All state, with a first axis of models: learning rates, step counts and moments."""
+        """All state, with a first axis of models: learning rates, step counts and moments.
+
+        Args:
+            by_name: parameters of each model.
+        """
         state: dict[str, Tensor] = {}
-        by_name = [dict(model.named_parameters()) for model in models]
         for number, group in enumerate(self.groups):
             device = by_name[0][group["names"][0]].device if group["names"] else None
             rates = [o.param_groups[number]["lr"] for o in optimizers]
@@ -89,6 +95,11 @@ class StackedOptimizer:
                 parameters = [own[name] for own in by_name]
                 entries = [o.state.get(p, {}) for o, p in zip(optimizers, parameters, strict=True)]
                 for moment in self.moments:
+                    if all(entry.get(moment) is None for entry in entries):
+                        first = parameters[0].detach()
+                        zeros = first.new_zeros(len(parameters), *first.shape)
+                        state[f"{moment}.{name}"] = zeros
+                        continue
                     values = [
                         p.detach().new_zeros(p.shape)
                         if entry.get(moment) is None
@@ -97,6 +108,10 @@ class StackedOptimizer:
                     ]
                     state[f"{moment}.{name}"] = torch.stack(values)
                 if self.type is not SGD:
+                    if not any(entries):
+                        zeros = torch.zeros(len(entries), dtype=torch.float64, device=device)
+                        state[f"step.{name}"] = zeros
+                        continue
                     steps = [torch.as_tensor(entry.get("step", 0.0)) for entry in entries]
                     on_device = [step.to(device, torch.float64) for step in steps]
                     state[f"step.{name}"] = torch.stack(on_device)
@@ -105,7 +120,7 @@ class StackedOptimizer:
     def write_state(
         self,
         state: dict[str, Tensor],
-        models: Sequence[nn.Module],
+        by_name: Sequence[Mapping[str, Tensor]],
         optimizers: Sequence[Optimizer],
     ) -> None:
         """Hand the state back to the optimizer of each model."""
@@ -121,9 +136,9 @@ class StackedOptimizer:
                     values["step"] = values["step"].float()
                     if not group.get("fused"):
                         values["step"] = values["step"].cpu()
-                for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-                    entry = {key: value[i] for key, value in values.items()}
-                    optimizer.state[model.get_parameter(name)] = entry
+                parts = {key: value.unbind() for key, value in values.items()}
+                for i, (own, optimizer) in enumerate(zip(by_name, optimizers, strict=True)):
+                    optimizer.state[own[name]] = {key: part[i] for key, part in parts.items()}
 
     def step(
         self,
