@@ -25,6 +25,8 @@ class Model(nn.Module):
         unit: whether features are unit vectors, at each position of a map.
     """
 
+    unit: bool = False  # of a model that is built otherwise
+
     def __init__(
         self,
         encoder: nn.Module,
