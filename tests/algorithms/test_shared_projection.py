@@ -70,7 +70,7 @@ def test_rotated_encoders_have_the_same_representations_after_the_fit(toys, tmp_
     fed.call("kind_of")
     programs = fed.engine.host.programs
     apart = lambda: max(
-        (programs["a"].represent_all() - programs[c].represent_all()).norm(dim=1).mean().item()
+        (programs["a"].represent_all(0) - programs[c].represent_all(0)).norm(dim=1).mean().item()
         for c in "bc"
     )
     before, results = apart(), fit_shared_subspace(fed, programs["a"].algorithm.width)

@@ -192,6 +192,8 @@ def test_only_replies_as_the_method_declares_are_accepted(doors, seed):
             tensor_spec(got),
             tensor_spec(honest["body"]),
         )  # of the others the program looks on: names are the client's to say
+        if sent.operation in ("represent", "represent_all", "align"):
+            value, wanted = value[1:], wanted[1:]  # the method refuses rows of another dtype
         assert (
             {**wanted, **(value or {})} if isinstance(wanted, dict) else value
         ) == wanted  # a part may be left out

@@ -110,7 +110,8 @@ class ClientProgram:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self._graphed_steps: dict[str, GraphedStep] = {}  # by the name of the loss
         self._all_inputs: dict[str, Tensor] | None = None
-        self._fresh_optimizer: torch.optim.Optimizer | None = None  # never stepped, to be copied
+        # Never stepped, to be copied while the settings are these.
+        self._fresh_optimizer: tuple[Training, torch.optim.Optimizer | None] = (training, None)
 
     # what a method may override
 
@@ -228,11 +229,13 @@ class ClientProgram:
         if optimizer is None:
             parameters = parameters_of(self.model).values()
             trainable = [p for p in parameters if p.requires_grad]
-            optimizer = copy_optimizer(self._fresh_optimizer, trainable) if rate is None else None
+            settings, known = self._fresh_optimizer
+            if rate is None and settings is self.training:
+                optimizer = copy_optimizer(known, trainable)
             if optimizer is None:
                 optimizer = build_optimizer(trainable, self.training, rate)
                 if rate is None and self.training.optimizer in OPTIMIZERS:
-                    self._fresh_optimizer = copy_optimizer(optimizer, trainable)
+                    self._fresh_optimizer = self.training, copy_optimizer(optimizer, trainable)
             if not fresh:
                 self.optimizers[name] = optimizer
         set_learning_rate(optimizer, self.training, self.round)
