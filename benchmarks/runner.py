@@ -26,7 +26,7 @@ from unalike.runs.environment import hash_of_the_code
 from unalike.runs.run_folder import commit
 from unalike.runs.sweep import parse_seeds
 
-OPTIONS_OF_RUNS = ("seeds", "device", "settings", "only")
+OPTIONS_OF_RUNS = ("seeds", "device", "settings", "only", "minutes")
 BEAT = 20.0  # seconds after which a bench that makes no runs says that it goes on
 BENCHMARKS = Path(__file__).parent
 WIDEST = 9  # columns; wider tables are transposed
@@ -64,6 +64,8 @@ def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
         result["jobs"] = study.jobs
         result["device"] = study.device
         result["settings"] = list(study.settings)
+        if study.minutes is not None:
+            result |= {"minutes": study.minutes, "left_out": study.left_out}
     result |= measured
     out.mkdir(parents=True, exist_ok=True)
     # a file with some of the rows never has the name of the whole

@@ -5,9 +5,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -39,6 +40,10 @@ def benchmark(name: str) -> Callable[[Callable[..., dict]], Callable[..., dict]]
     return register
 
 
+class OutOfTime(Exception):
+    """A run that was not finished in the time of its bench."""
+
+
 @dataclass(frozen=True)
 class Study:
     """Settings of a benchmark made of runs, each `unalike run SCENARIO ... --json`.
@@ -50,6 +55,8 @@ class Study:
         settings: `key=value` for every run, after the row's own.
         only: run rows whose name contains one of these words.
         keep: folder for finished runs; an interrupted benchmark goes on with them.
+        minutes: what is not finished by then, or fails, is left out, as on a machine that is lent.
+        left_out: such runs.
     """
 
     quick: bool = False
@@ -60,6 +67,9 @@ class Study:
     settings: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     keep: str | None = None
+    minutes: float | None = None
+    left_out: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
 
     def runs(
         self,
@@ -69,7 +79,8 @@ class Study:
     ) -> dict[str, list[Run]]:
         """Run every row with every seed; `quick` are the settings of a quick benchmark.
 
-        Returns: the runs of each row, in the order of the seeds.
+        Returns: the runs of each row, in the order of the seeds; rows that were left out are not
+            among them.
         Raises: UserError if `only` matches no row, or a run fails.
         """
         names = [name for name in rows if self.selects(name)]
@@ -95,7 +106,9 @@ class Study:
             finished = 0
             try:
                 for count, (name, seed, job) in enumerate(jobs, 1):
-                    run = job.result()
+                    run = self._finished(f"{name}, seed {seed}", job)
+                    if run is None:
+                        continue
                     finished += 1
                     runs[name].append(run)
                     seconds = (run.results or {})["seconds"]
@@ -113,7 +126,30 @@ class Study:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in list(PROCESSES):  # of a bench that failed or was stopped
                     process.kill()
-        return runs
+        return {name: finished for name, finished in runs.items() if finished}
+
+    def _finished(self, name: str, job: "Future[Run]") -> Run | None:
+        """The run, once it is over; None where it is left out."""
+        try:
+            return job.result()
+        except (OutOfTime, UserError) as error:
+            if self.minutes is None:
+                raise
+            self.left_out.append(name)
+            sys.stderr.write(f"left out: {name}: {error}\n")
+            return None
+
+    def seconds_left(self) -> float | None:
+        """How long a run may still take.
+
+        Raises: OutOfTime if there is nothing left.
+        """
+        if self.minutes is None:
+            return None
+        left = self.started + 60 * self.minutes - time.monotonic()
+        if left <= 0:
+            raise OutOfTime(f"the {self.minutes:g} minutes are over")
+        return left
 
     def selects(self, name: str) -> bool:
         """Whether `only` lets this row run."""
@@ -134,7 +170,10 @@ class Study:
                 command += ["--data-dir", self.data_dir]
             for setting in settings:
                 command += ["--set", setting]
-            returncode, stderr = run_process(command)
+            try:
+                returncode, stderr = run_process(command, self.seconds_left())
+            except subprocess.TimeoutExpired:
+                raise OutOfTime(f"stopped after {self.minutes:g} minutes") from None
             if returncode:
                 error = stderr.strip().replace(folder, "...")[-2000:]
                 raise UserError(
@@ -159,8 +198,11 @@ class Study:
         return sha256(key.encode()).hexdigest()[:16]
 
 
-def run_process(command: list[str]) -> tuple[int, str]:
-    """Run a command that ends with this bench; return its exit code and what it wrote to stderr."""
+def run_process(command: list[str], seconds: float | None = None) -> tuple[int, str]:
+    """Run a command that ends with this bench; return its exit code and what it wrote to stderr.
+
+    Raises: subprocess.TimeoutExpired if it took more than so many seconds; it is killed.
+    """
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -171,7 +213,11 @@ def run_process(command: list[str]) -> tuple[int, str]:
     )
     PROCESSES.add(process)
     try:
-        _, stderr = process.communicate()
+        _, stderr = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
     finally:
         PROCESSES.discard(process)
     return process.returncode, stderr

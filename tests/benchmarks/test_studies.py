@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -471,10 +472,14 @@ class FakeRun:
     def __call__(self, command, **_):
         self.made.append(command)
         process = Mock(returncode=0, kill=self.killed.set)
-        process.communicate = lambda: self.make(Path(command[command.index("--out") + 1]))
+        out = Path(command[command.index("--out") + 1])
+        process.communicate = lambda timeout=None: self.make(out, timeout)
         return process
 
-    def make(self, out):
+    def make(self, out, timeout=None):
+        if timeout is not None and timeout < self.seconds:
+            self.killed.wait(timeout)
+            raise subprocess.TimeoutExpired("run", timeout)
         self.killed.wait(self.seconds)
         shutil.copytree(self.source, out)
         results = {"clients": {}, "seconds": 1.0, "environments": [{"code": self.code}]}
@@ -535,6 +540,16 @@ def test_ctrl_c_ends_a_bench_at_once_and_says_what_is_kept(fake, tmp_path, inter
     with pytest.raises(Interrupted, match=words):
         bench.runs({"a": ("digits", ())}, seeds=range(4))
     assert time.monotonic() - start < 1.3 and len(fake.made) <= 3
+
+
+def test_a_bench_writes_what_is_finished_when_its_minutes_are_over(fake, tmp_path):
+    fake.seconds = 0.2
+    bench = Study(keep=str(tmp_path / "kept"), minutes=0.5 / 60)
+    runs = bench.runs({"a": ("digits", ()), "b": ("digits", ("rounds=3",))}, seeds=range(8))
+    assert list(runs) == ["a"] and 1 <= len(runs["a"]) <= 3
+    assert len(bench.left_out) == 16 - len(runs["a"])
+    again = Study(keep=str(tmp_path / "kept"), minutes=1e-9)
+    assert len(again.runs({"a": ("digits", ())}, seeds=range(8))["a"]) == len(runs["a"])
 
 
 def test_a_bench_without_runs_keeps_its_numbers(tmp_path, monkeypatch, capsys):

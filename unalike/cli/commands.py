@@ -734,6 +734,10 @@ def bench(
         typer.Option(help="Folder for finished runs, so that a stopped benchmark can go on."),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Number of runs in parallel.")] = 1,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, help="Stop after so long; what is finished by then is written."),
+    ] = None,
     device: Device = "cpu",
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option(help="Folder for the JSON.")] = Path("results"),
@@ -755,6 +759,7 @@ def bench(
         jobs=jobs,
         device=device,
         keep=keep,
+        minutes=minutes,
         data_dir=data_dir,
     )
 
