@@ -15,7 +15,7 @@ from unalike.core.stacking import Stacks
 from unalike.methods.averaging import AveragingProgram
 from unalike.models.encoders import MLP
 from unalike.training.loop import Training, build_optimizer
-from unalike.training.stacked_epochs import StackedEpochs
+from unalike.training.stacked_epochs import Member, StackedEpochs, _Rows
 from unalike.training.stacked_optimizer import StackedOptimizer, optimizer_kind
 
 DOUBLE = torch.float64
@@ -168,6 +168,41 @@ def test_clients_with_fewer_steps_wait_where_a_graph_has_a_fixed_size(
     )
     assert apart <= 1e-9
     assert sizes == {4: 2}
+
+
+@pytest.mark.parametrize("longest, lengths", [(1, [1] * 7), (4, [4, 1, 2]), (2, [2, 2, 1, 2])])
+def test_steps_are_taken_at_once_while_members_and_sizes_stay(longest, lengths):
+    """Two members of 22 and 14 rows, two epochs in batches of 8, one more of the first alone."""
+    epochs = [torch.arange(22).split(8), torch.arange(14).split(8)]
+    batches = [[*epochs[0] * 2, torch.arange(6)], [*epochs[1] * 2]]
+    x = torch.arange(22.0)[:, None]
+    members = [
+        Member(
+            nn.Linear(1, 1),
+            {},
+            None,
+            lambda rows: (x[rows], rows.long()),
+            own,
+            rows,
+        )
+        for own, rows in zip(batches, (22, 14), strict=True)
+    ]
+    rows = _Rows(members, -1)
+    spans = list(rows.spans(longest))
+    assert [stop - start for start, stop in spans] == lengths
+    at_once = [rows.batches(start, stop, 2) for start, stop in spans]
+    for step in range(7):
+        own_x, y = rows.batches(step, step + 1, 2)
+        (start, _), (span_x, span_y) = next(
+            (span, batch)
+            for span, batch in zip(spans, at_once, strict=True)
+            if span[0] <= step < span[1]
+        )
+        assert torch.equal(own_x[:, 0], span_x[:, step - start])
+        assert torch.equal(y[:, 0], span_y[:, step - start])
+        for i, own in enumerate(batches):
+            seen = y[i, 0][y[i, 0] != -1].tolist()
+            assert seen == (own[step].tolist() if step < len(own) else [])
 
 
 def test_large_models_use_the_steps_of_their_kind_one_after_another(compare, toys, monkeypatch):

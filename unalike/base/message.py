@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unalike.base.copying import copy_all
+
 # Lists and dicts hold values again; the keys of dicts are strings.
 Value = Tensor | int | float | str | bool | list | dict | None
 
@@ -403,25 +405,34 @@ def _copy(value: Value, device: str | None, norms: dict[int, float]) -> Value:
 
 @torch.no_grad()
 def _copy_tensors(tensors: list[Tensor], device: str | None) -> list[Tensor]:
-    """Copies of tensors. Those of one kind on a GPU are copied by one kernel."""
-    first = tensors[0] if tensors else None
-    if (
-        first is None
-        or len(tensors) < 3
-        or not first.is_cuda
-        or any((t.device, t.dtype) != (first.device, first.dtype) for t in tensors)
-        or (device is not None and torch.device(device).type != "cuda")
-    ):
-        return [t.detach().to(device or t.device, copy=True).contiguous() for t in tensors]
+    """Copies of tensors. Those of one kind that stay on a GPU are copied by one kernel."""
+    copies: list[Tensor] = [tensor.new_empty(0) for tensor in tensors]
+    groups: dict[Hashable, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        stays = tensor.is_cuda and (device is None or torch.device(device).type == "cuda")
+        groups.setdefault((tensor.device, tensor.dtype) if stays else None, []).append(i)
+    for kind, members in groups.items():
+        own = [tensors[i].detach() for i in members]
+        if kind is None:
+            new = [tensor.to(device or tensor.device, copy=True).contiguous() for tensor in own]
+        else:
+            new = _copy_into_one_block(own)
+        for i, copied in zip(members, new, strict=True):
+            copies[i] = copied
+    return copies
+
+
+def _copy_into_one_block(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies of tensors of one kind, one after another in new memory."""
     starts = [0]  # where a kernel may read whole vectors
     for tensor in tensors:
         starts.append(starts[-1] + -(-tensor.numel() // ALIGN) * ALIGN)
-    memory = first.new_empty(starts[-1])
+    memory = tensors[0].new_empty(starts[-1])
     copies = [
         memory[start : start + tensor.numel()].view(tensor.shape)
         for start, tensor in zip(starts, tensors, strict=False)
     ]
-    torch._foreach_copy_(copies, [tensor.detach() for tensor in tensors])
+    copy_all(copies, tensors)
     return copies
 
 

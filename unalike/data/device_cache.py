@@ -57,6 +57,11 @@ class DeviceCache(Samples):
 
     def _fill(self) -> None:
         """Compute all rows, unless the first chunk shows that they do not fit."""
+        if self.transform is None:  # `cache_on_device` looked at their size
+            x, y = self.raw.all_rows()
+            x = map_modalities(x, lambda rows: rows.to(self.device, non_blocking=True))
+            self.cache = x, None if y is None else y.to(self.device, non_blocking=True)
+            return
         first, *others = torch.arange(len(self.raw)).split(chunk_rows(self.device))
         parts = [self._compute(first)]
         self.fits = byte_count(parts[0][0]) * len(self.raw) <= MAX_BYTES * len(first)

@@ -117,6 +117,7 @@ class Tensors(Samples):
             raise UserError(f"inputs and labels need the same number of rows, got {sizes}")
         self.x = x
         self.y = y
+        self.is_whole = index is None
         self.index = torch.arange(len(tensor)) if index is None else index
 
     def __len__(self) -> int:
@@ -128,6 +129,12 @@ class Tensors(Samples):
         if self.y is None:
             return x, None
         return x, integer_labels(self.y[chosen.to(self.y.device)])
+
+    def all_rows(self) -> tuple[Inputs, Tensor | None]:
+        """Every row, in order; the tensors themselves where these are all of theirs."""
+        if not self.is_whole:
+            return self.rows(torch.arange(len(self)))
+        return self.x, None if self.y is None else integer_labels(self.y)
 
     def checked_by(self, check: Callable[[Tensor], None]) -> "Tensors":
         if self.y is not None and self.check != check:

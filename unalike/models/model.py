@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unalike.base.copying import copy_all
 from unalike.base.errors import UserError
 from unalike.base.module_tree import tensors_of
 
@@ -133,5 +134,4 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
                 f"expected {name} with shape {tuple(own[name].shape)}, "
                 f"got {tuple(tensors[name].shape)}"
             )
-    if names:  # torch refuses an empty list
-        torch._foreach_copy_([own[name] for name in names], [tensors[name] for name in names])
+    copy_all([own[name] for name in names], [tensors[name] for name in names])

@@ -6,7 +6,8 @@ wait for the others.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
+from unalike.base.copying import copy_all
 from unalike.training.cuda_graphs import GraphedFunction
 from unalike.training.loop import Diverged
+from unalike.training.stacked_convolution import MatrixConvolutions
 from unalike.training.stacked_optimizer import StackedOptimizer
 
 # loss(context, x, y) of one model, whose parameters are those of the model at the call
@@ -50,7 +53,7 @@ class Member:
 
 
 class StackedEpochs:
-    """Trains members of one kind. On a GPU a step is captured once for all that come later.
+    """Trains members of one kind. On a GPU some steps are captured once for all that come later.
 
     Args:
         model: one model of the kind; its own parameters are not used.
@@ -58,10 +61,11 @@ class StackedEpochs:
         loss: of one model. It must not change anything nor draw random numbers.
         unknown_label: marks padded rows, which count for nothing in the loss.
         max_grad_norm: the gradient of each model is clipped to this norm.
-        capture: whether a GPU may capture the step: the loss must depend on its arguments alone.
+        capture: whether a GPU may capture steps: the loss must depend on its arguments alone.
     """
 
-    MAX_GRAPHS = 8  # for different numbers of models and sizes of batches
+    MAX_GRAPHS = 16  # for different numbers of models and steps and sizes of batches
+    MAX_SPAN = 8  # steps in one graph
 
     def __init__(
         self,
@@ -83,8 +87,9 @@ class StackedEpochs:
         self.shared: dict[str, Tensor] = {}  # the same for all models
         self.compared: dict[str, list[tuple]] = {}  # versions of tensors that were found equal
         self.fixed_size = capture and any(p.is_cuda for p in model.parameters())
-        self.graphed = GraphedFunction(self._step, capture)
+        self.graphed = GraphedFunction(self._steps, capture)
         self.graphed.MAX_GRAPHS = self.MAX_GRAPHS
+        self.graphed.CAPTURE_AT = 2
 
     def use(self, model: nn.Module, loss: ContextLoss) -> None:
         """Take another model and loss of the same kind for what comes."""
@@ -97,21 +102,21 @@ class StackedEpochs:
         ordered = [members[i] for i in longest_first]
         self.load(ordered)
         rows = _Rows(ordered, self.unknown_label)
-        count = torch.tensor([len(member.batches) for member in ordered])
         losses = []
-        for step in range(int(count[0])):
-            training = int((count > step).sum())
+        for start, stop in rows.spans(self.MAX_SPAN if self.fixed_size else 1):
+            training = int((rows.counts > start).sum())
             # A captured graph has a fixed number of models: some of them only look on.
             models = len(members) if self.fixed_size else training
-            x, y = rows.batch(step, models)
+            x, y = rows.batches(start, stop, models)
             active = None
             if training < models:
-                active = (count > step).to(y.device, non_blocking=True)
-            batch_losses = self.graphed(x, y) if active is None else self.graphed(x, y, active)
-            padding = batch_losses.new_zeros(len(members) - training)
-            losses.append(torch.cat([batch_losses[:training], padding]))
+                steps = torch.arange(start, stop)
+                active = (rows.counts[:, None] > steps).to(y.device, non_blocking=True)
+            span_losses = self.graphed(x, y) if active is None else self.graphed(x, y, active)
+            padding = span_losses.new_zeros(stop - start, len(members) - training)
+            losses.append(torch.cat([span_losses[:, :training], padding], dim=1))
         self.store(ordered)
-        means = mean_losses(torch.stack(losses), ordered)
+        means = mean_losses(torch.cat(losses), ordered)
         outcomes: dict[int, float | Diverged] = dict(zip(longest_first, means, strict=True))
         return [outcomes[i] for i in range(len(members))]
 
@@ -120,17 +125,21 @@ class StackedEpochs:
         """Take parameters, buffers, context and optimizer state of these models."""
         own = [member.tensors for member in members]
         changing = {*self.trained, *changing_buffers(members[0].model)}
-        stacked, shared = stack_models(own, changing, self.compared)
+        different, shared = compare_models(own, changing, self.compared)
         for number in range(len(members[0].context)):
             values = [member.context[number] for member in members]
             if all(value is values[0] for value in values):
                 shared[f"context.{number}"] = values[0].detach()
             else:
-                stacked[f"context.{number}"] = torch.stack(values)
+                different[f"context.{number}"] = values
         state = self.optimizer.read_state(own, [member.optimizer for member in members])
-        for current, new in ((self.stacked, stacked), (self.shared, shared), (self.state, state)):
-            if not _overwrite(current, new):
-                self.graphed.clear()
+        fits = [
+            _overwrite_rows(self.stacked, different),
+            _overwrite(self.shared, shared),
+            _overwrite(self.state, state),
+        ]
+        if not all(fits):
+            self.graphed.clear()
 
     def store(self, members: Sequence[Member]) -> None:
         """Give parameters, changed buffers and optimizer state back to their models."""
@@ -142,8 +151,7 @@ class StackedEpochs:
             if kind == "model":
                 targets += [tensors[name] for tensors in own]
                 values += stacked.unbind()
-        with torch.no_grad():
-            torch._foreach_copy_(targets, values)
+        copy_all(targets, values)
         self.optimizer.write_state(self.state, own, [member.optimizer for member in members])
 
     def losses_and_gradients(
@@ -151,10 +159,24 @@ class StackedEpochs:
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Losses (models,) and gradients (models, ...) of a step that is not taken."""
         self.load(members)
-        x, y = _Rows(members, self.unknown_label).batch(step, len(members))
-        return self._forward_backward(x, y)
+        x, y = _Rows(members, self.unknown_label).batches(step, step + 1, len(members))
+        return self._forward_backward(tree_map(lambda rows: rows[:, 0], x), y[:, 0])
 
-    def _step(self, x: Any, y: Tensor, active: Tensor | None = None) -> Tensor:
+    def _steps(self, x: Any, y: Tensor, active: Tensor | None = None) -> Tensor:
+        """Losses (steps, models) of some steps, which are taken.
+
+        Args:
+            x, y: (models, steps, rows, ...).
+            active: (models, steps) bool: who takes which step. None: all take all.
+        """
+        losses = []
+        for step in range(y.shape[1]):
+            own_x = tree_map(lambda rows, step=step: rows[:, step], x)
+            own_active = None if active is None else active[:, step]
+            losses.append(self._step(own_x, y[:, step], own_active))
+        return torch.stack(losses)
+
+    def _step(self, x: Any, y: Tensor, active: Tensor | None) -> Tensor:
         models = len(y)
         losses, gradients = self._forward_backward(x, y)
         if self.max_grad_norm:
@@ -175,7 +197,9 @@ class StackedEpochs:
             own, own_x, own_y = tree_map(lambda rows: rows[0], (stacked, x, y))
             losses = self._loss_of_one(own, own_x, own_y)[None]
         else:
-            losses = torch.func.vmap(self._loss_of_one)(stacked, x, y)
+            matrices = MatrixConvolutions(models) if y.is_cuda else nullcontext()
+            with matrices:
+                losses = torch.func.vmap(self._loss_of_one)(stacked, x, y)
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         return losses.detach(), dict(zip(self.trained, gradients, strict=True))
 
@@ -200,6 +224,7 @@ class _Rows:
         for i, member in enumerate(members):
             sizes[i, : len(member.batches)] = torch.tensor([len(rows) for rows in member.batches])
         self.sizes = sizes
+        self.counts = torch.tensor([len(member.batches) for member in members])
         self.in_memory = all(member.in_memory for member in members)
         if self.in_memory:
             self._read_all(int(sizes.max()))
@@ -220,25 +245,47 @@ class _Rows:
         index = torch.stack(padded).reshape(*self.sizes.shape, largest)
         device = self.data[1].device
         self.index = index.to(device)
-        self.numbers = torch.arange(len(self.members), device=device)[:, None]
+        self.numbers = torch.arange(len(self.members), device=device)[:, None, None]
         self.padded = torch.arange(largest, device=device) >= self.sizes.to(device)[:, :, None]
 
-    def batch(self, step: int, models: int) -> tuple[Any, Tensor]:
-        """Inputs and labels (models, rows, ...) of a step; labels of padded rows are unknown."""
-        sizes = self.sizes[:models, step]
+    def spans(self, longest: int) -> Iterator[tuple[int, int]]:
+        """First and last (exclusive) step of steps that may be taken at once: up to `longest`, by
+        the same members, with batches of one size. Their numbers are powers of two."""
+        sizes = self.sizes.max(0).values.tolist()
+        training = (self.counts[:, None] > torch.arange(len(sizes))).all(0).tolist()
+        start = 0
+        while start < len(sizes):
+            length = 1
+            while (
+                self.in_memory
+                and 2 * length <= min(longest, len(sizes) - start)
+                and len({*zip(sizes[start:][: 2 * length], training[start:][: 2 * length])}) == 1
+            ):
+                length *= 2
+            yield start, start + length
+            start += length
+
+    def batches(self, start: int, stop: int, models: int) -> tuple[Any, Tensor]:
+        """Inputs and labels (models, steps, rows, ...); labels of padded rows are unknown.
+
+        Members whose rows are not in memory are read one step at a time.
+        """
+        sizes = self.sizes[:models, start:stop]
         width = int(sizes.max())
         if self.in_memory:
-            chosen = self.index[:models, step, :width]
-            x, y = tree_map(lambda rows: rows[self.numbers[:models], chosen], self.data)
-            padded = self.padded[:models, step, :width]
+            chosen = self.index[:models, start:stop, :width]
+            numbers = self.numbers[:models]
+            x, y = tree_map(lambda rows: rows[numbers, chosen], self.data)
+            padded = self.padded[:models, start:stop, :width]
         else:
-            batches = [member.batches[step] for member in self.members[:models]]
-            parts = [m.read(rows) for m, rows in zip(self.members[:models], batches, strict=True)]
-            x, y = tree_map(lambda *rows: torch.stack([lengthen(r, width) for r in rows]), *parts)
-            padded = torch.arange(width, device=y.device) >= sizes.to(y.device)[:, None]
+            parts = [member.read(member.batches[start]) for member in self.members[:models]]
+            x, y = tree_map(
+                lambda *rows: torch.stack([lengthen(r, width) for r in rows])[:, None], *parts
+            )
+            padded = torch.arange(width, device=y.device) >= sizes.to(y.device)[:, :, None]
         if int(sizes.min()) < width:
             y = torch.where(
-                padded.reshape(*padded.shape, *[1] * (y.ndim - 2)), self.unknown_label, y
+                padded.reshape(*padded.shape, *[1] * (y.ndim - 3)), self.unknown_label, y
             )
         return x, y
 
@@ -287,28 +334,41 @@ def mean_losses(losses: Tensor, members: Sequence[Member]) -> list[float | Diver
 @torch.no_grad()
 def stack_models(
     own: Sequence[dict[str, Tensor]],
-    always: Collection[str] = (),
-    compared: dict[str, list[tuple]] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters and buffers of models of one architecture.
 
     Args:
         own: of each model, by full name.
-        always: names that are stacked even where all models have equal values.
-        compared: versions of tensors that were found equal before, which are not read again.
     Returns: by name after "model.": those stacked along a first axis of models, and those that are
         the same in all models.
     """
+    different, shared = compare_models(own)
+    return {name: torch.stack(values) for name, values in different.items()}, shared
+
+
+def compare_models(
+    own: Sequence[dict[str, Tensor]],
+    always: Collection[str] = (),
+    compared: dict[str, list[tuple]] | None = None,
+) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
+    """Parameters and buffers that differ between models, of each, and those that are the same.
+
+    Args:
+        own: of each model, by full name.
+        always: names that differ even where all models have equal values.
+        compared: versions of tensors that were found equal before, which are not read again.
+    Returns: both by name after "model.".
+    """
     compared = {} if compared is None else compared
-    stacked: dict[str, Tensor] = {}
+    different: dict[str, list[Tensor]] = {}
     shared: dict[str, Tensor] = {}
     for name in own[0]:
         values = [tensors[name] for tensors in own]
         if name in always or not _all_equal(name, values, compared):
-            stacked[f"model.{name}"] = torch.stack(values)
+            different[f"model.{name}"] = values
         else:
             shared[f"model.{name}"] = values[0].detach()
-    return stacked, shared
+    return different, shared
 
 
 def _all_equal(name: str, values: list[Tensor], compared: dict[str, list[tuple]]) -> bool:
@@ -330,8 +390,30 @@ def changing_buffers(model: nn.Module) -> set[str]:
     return names
 
 
+def _overwrite_rows(current: dict[str, Tensor], new: dict[str, list[Tensor]]) -> bool:
+    """Copy values of several models into stacks that a captured graph may read; False if they are
+    other stacks than before."""
+    same = current.keys() == new.keys() and all(
+        current[name].shape == (len(values), *values[0].shape)
+        and current[name].dtype == values[0].dtype
+        for name, values in new.items()
+    )
+    if not same or not any(values[0].is_cuda for values in new.values()):
+        current.clear()
+        current.update({name: _stack(values) for name, values in new.items()})
+        return same
+    rows = [row for name in new for row in current[name].unbind()]
+    copy_all(rows, [value for values in new.values() for value in values])
+    return True
+
+
+def _stack(values: list[Tensor]) -> Tensor:
+    """The values along a new first axis; a single one keeps its memory format."""
+    return values[0].clone()[None] if len(values) == 1 else torch.stack(values)
+
+
 def _overwrite(current: dict[str, Tensor], new: dict[str, Tensor]) -> bool:
-    """Copy new values in place where a captured graph may read them; False if shapes changed."""
+    """The same with values that are stacks already, or the same in all models."""
     same = current.keys() == new.keys() and all(
         current[name].shape == value.shape and current[name].dtype == value.dtype
         for name, value in new.items()
@@ -344,8 +426,7 @@ def _overwrite(current: dict[str, Tensor], new: dict[str, Tensor]) -> bool:
         current.clear()
         current.update({name: value.clone() for name, value in new.items()})
         return False
-    for name, value in new.items():
-        current[name].copy_(value)
+    copy_all([current[name] for name in new], list(new.values()))
     return True
 
 
