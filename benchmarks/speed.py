@@ -29,6 +29,7 @@ from unalike.runs.run_folder import Folder
 from unalike.tasks import Classification
 from unalike.training.batching import batches
 from unalike.training.loop import Training, build_optimizer
+from unalike.training.precision import exact_arithmetic
 
 CLASSES = 10
 WARM_UP = 2  # rounds before the clock starts
@@ -46,7 +47,8 @@ class Workload:
         encoders: of the clients in turn; one for each kind.
         per_round: clients that take part in a round.
         rounds: that are timed.
-        precision: of Unalike's training, where it is not float32; the loop stays float32.
+        precision: of Unalike's training, where it is not float32. The loop stays float32, with
+            convolutions in TF32, PyTorch's default on a GPU, and another time without.
     """
 
     clients: int
@@ -201,6 +203,10 @@ def compare(
         if name == "pfl" and len(workload.encoders) > 1:
             continue  # pfl has one model for everybody
         row[name] = round(rounds_per_second(workload, device), 3)
+    if workload.precision:
+        with exact_arithmetic():
+            row["by hand, no TF32"] = round(rounds_by_hand(workload, device), 3)
+        row["times the loop without TF32"] = round(row["unalike"] / row["by hand, no TF32"], 2)
     row["times the loop"] = round(row["unalike"] / row["by hand"], 2)
     row["times one by one"] = round(row["unalike"] / row["unalike, one by one"], 2)
     if "pfl" in row:
@@ -291,7 +297,7 @@ def rounds_by_unalike(workload: Workload, device: str, stack: str = "auto") -> f
     Args:
         stack: option of the local engine; "never" trains clients one by one.
     """
-    x, y = workload.data()
+    x, y = (tensor.to(device) for tensor in workload.data())  # as the others have them
     clients = []
     for i in range(workload.clients):
         clients.append(

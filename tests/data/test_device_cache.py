@@ -50,6 +50,19 @@ def test_what_would_be_too_large_to_keep_is_seen_anew(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("index", [None, torch.tensor([2, 0, 1])])
+def test_a_reader_may_change_what_it_was_given(index):
+    held = DeviceCache(Tensors(torch.arange(6.0), torch.arange(6), index), "cpu")
+    numbers = [0, 1, 2, 3, 4, 5] if index is None else [2, 0, 1]
+    for _ in range(2):
+        for order in (slice(None), slice(None, None, -1)):
+            rows = torch.tensor(list(range(len(held)))[order])
+            x, y = held.rows(rows)
+            assert x.tolist() == y.tolist() == numbers[order]
+            x.zero_()
+            y.zero_()
+
+
 def test_what_is_here_already_or_read_on_demand_stays_as_it_is():
     here, lazy = (
         Tensors(torch.arange(3), None),

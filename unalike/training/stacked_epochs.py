@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from unalike.base.copying import copy_all
 from unalike.training.cuda_graphs import GraphedFunction
 from unalike.training.loop import Diverged
-from unalike.training.stacked_convolution import MatrixConvolutions
+from unalike.training.stacked_convolution import PointwiseConvolutions
 from unalike.training.stacked_optimizer import StackedOptimizer
 
 # loss(context, x, y) of one model, whose parameters are those of the model at the call
@@ -197,8 +197,7 @@ class StackedEpochs:
             own, own_x, own_y = tree_map(lambda rows: rows[0], (stacked, x, y))
             losses = self._loss_of_one(own, own_x, own_y)[None]
         else:
-            matrices = MatrixConvolutions(models) if y.is_cuda else nullcontext()
-            with matrices:
+            with PointwiseConvolutions() if y.is_cuda else nullcontext():
                 losses = torch.func.vmap(self._loss_of_one)(stacked, x, y)
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         return losses.detach(), dict(zip(self.trained, gradients, strict=True))
