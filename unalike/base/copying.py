@@ -10,7 +10,8 @@ from torch import Tensor
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into its target.
 
-    Tensors of one kind are copied at once; torch copies lists of mixed kinds one by one.
+    Tensors of one kind are copied at once; torch copies lists of mixed kinds or of other orders in
+    memory one by one.
 
     >>> targets = [torch.zeros(2), torch.zeros(1, dtype=torch.int64)]
     >>> copy_all(targets, [torch.ones(2), torch.tensor([3])])
@@ -19,7 +20,8 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """
     groups: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
-        kind = target.dtype, target.device, source.dtype, source.device
+        same_order = target.stride() == source.stride()
+        kind = target.dtype, target.device, source.dtype, source.device, same_order
         own_targets, own_sources = groups.setdefault(kind, ([], []))
         own_targets.append(target)
         own_sources.append(source.detach())
