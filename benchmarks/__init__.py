@@ -29,6 +29,7 @@ MODULES = (
     "language",
     "leaderboard",
     "people",
+    "recording",
     "speed",
     "subflot",
 )

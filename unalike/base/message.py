@@ -119,48 +119,67 @@ def encoded_size(value: Value, limit: int = MAX_BYTES) -> int:
     return total
 
 
+class Forms:
+    """Forms of values: all of a value but its numbers, equal where messages have equal sizes.
+
+    A dict that stands in several values, as what all clients are sent, is looked at once. So no
+    value may change as long as this is used.
+    """
+
+    def __init__(self) -> None:
+        # By identity and depth; the dicts are kept, so that no other gets their identity.
+        self._known: dict[tuple[int, int], tuple[Value, Hashable, list[Tensor]]] = {}
+
+    def of(self, value: Value) -> tuple[Hashable, list[Tensor]]:
+        """The form of a value and its tensors, in order."""
+        tensors: list[Tensor] = []
+        return self._find(value, tensors, 0), tensors
+
+    def _find(self, value: Value, tensors: list[Tensor], depth: int) -> Hashable:
+        """The form of a value that is so deep in a whole one; its tensors are appended."""
+        if depth > MAX_DEPTH:
+            return object()  # no message
+        kind = type(value)
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return value.dtype, value.shape, value.layout, value.device
+        if isinstance(value, dict) and kind is dict:
+            known = self._known.get((id(value), depth))
+            if known is None:
+                own: list[Tensor] = []
+                items = [self._find(item, own, depth + 1) for item in value.values()]
+                known = self._known[id(value), depth] = value, (tuple(value), *items), own
+            tensors += known[2]
+            return known[1]
+        if isinstance(value, (list, tuple)) and kind in (list, tuple):
+            return list, *[self._find(item, tensors, depth + 1) for item in value]
+        if kind is float or (kind is int and value in INT64):
+            return kind.__name__
+        if value is None or kind is str or kind is bool or kind is int:
+            return kind, value
+        return object()  # like nothing else
+
+
 class EncodedSizes:
     """`encoded_size` of many values: those of one form have one size, which is computed once.
 
     Args:
         limit: most bytes that a value may have.
+        forms: where forms are found.
     """
 
-    def __init__(self, limit: int = MAX_BYTES):
+    def __init__(self, limit: int = MAX_BYTES, forms: Forms | None = None):
         self.limit = limit
+        self.forms = forms or Forms()
         self.known: dict[Hashable, int] = {}
 
     def of(self, value: Value) -> int:
         """Length of `encode(value)`. Raises: MessageError, as `encode` does."""
-        form = _form_of(value, [])
+        form, _ = self.forms.of(value)
         size = self.known.get(form)
         if size is None:
             size = self.known[form] = encoded_size(value, self.limit)
         return size
-
-
-def _form_of(value: Value, tensors: list[Tensor], depth: int = 0) -> Hashable:
-    """All of a value but its numbers: equal for values whose messages have equal sizes.
-
-    Args:
-        tensors: those of the value are appended to it.
-        depth: how deep in the whole value this one is.
-    """
-    if depth > MAX_DEPTH:
-        return object()  # no message
-    kind = type(value)
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return value.dtype, value.shape, value.layout, value.device
-    if isinstance(value, dict) and kind is dict:
-        return tuple(value), *[_form_of(item, tensors, depth + 1) for item in value.values()]
-    if isinstance(value, (list, tuple)) and kind in (list, tuple):
-        return list, *[_form_of(item, tensors, depth + 1) for item in value]
-    if kind is float or (kind is int and value in INT64):
-        return kind.__name__
-    if value is None or kind is str or kind is bool or kind is int:
-        return kind, value
-    return object()  # like nothing else
 
 
 def decode(
@@ -311,17 +330,24 @@ def copy_value(value: Value, device: str | None = None) -> Value:
     return copy_values([value], device)[0]
 
 
-def copy_values(values: Sequence[Value], device: str | None = None) -> list[Value]:
+def copy_values(
+    values: Sequence[Value], device: str | None = None, forms: Forms | None = None
+) -> list[Value]:
     """Copy several values as `copy_value` does.
 
     The norms of all their tensors are computed at once and kept with the copies, so that
     `find_nonfinite` need not read each of them: that would stall a GPU.
+
+    Args:
+        forms: where forms are found.
     """
+    forms = forms or Forms()
     groups: dict[Hashable, list[int]] = {}
     tensors: list[list[Tensor]] = []
     for i, value in enumerate(values):
-        tensors.append([])
-        groups.setdefault(_form_of(value, tensors[i]), []).append(i)
+        form, found = forms.of(value)
+        tensors.append(found)
+        groups.setdefault(form, []).append(i)
     copies: list[Value] = [None] * len(values)
     originals: dict[int, Value] = {}
     others = []

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from unalike.base.message import (
     EncodedSizes,
+    Forms,
     MessageError,
     Value,
     copy_values,
@@ -120,9 +121,10 @@ class LocalEngine:
             self._compute_replies()  # a client has one message at a time
         self._balance_workers(list(messages))
         if self.host is not None:
-            encoded = EncodedSizes(self.limit)
+            forms = Forms()
+            encoded = EncodedSizes(self.limit, forms)
             sizes = [encoded.of(message) for message in messages.values()]
-            copies = copy_values(list(messages.values()), self.device)
+            copies = copy_values(list(messages.values()), self.device, forms)
             for client, size, copied in zip(messages, sizes, copies, strict=True):
                 self.sent[client] = (size, require_dict(copied))
         else:
@@ -215,7 +217,8 @@ class LocalEngine:
         replies: dict[str, tuple[int, dict]] = {}
         answers = self.host.handle_all({client: message for client, (_, message) in sent.items()})
         sizes: dict[str, int] = {}
-        encoded = EncodedSizes(self.limit)
+        forms = Forms()
+        encoded = EncodedSizes(self.limit, forms)
         for client in sent:
             reply = answers[client]
             try:
@@ -223,7 +226,7 @@ class LocalEngine:
             except MessageError as error:
                 failure = {"number": reply["number"], "failure": str(error)}
                 replies[client] = (encoded_size(failure), failure)
-        copies = copy_values([answers[client] for client in sizes], self.device)
+        copies = copy_values([answers[client] for client in sizes], self.device, forms)
         for (client, size), copied in zip(sizes.items(), copies, strict=True):
             replies[client] = (size, require_dict(copied))
         return replies
