@@ -81,7 +81,10 @@ PLAIN_METHODS: dict[str, list[str]] = {
 METHODS: dict[str, list[str]] = {
     **PLAIN_METHODS,
     LOCAL: [UNMASKED, ALONE],  # what its clients reach alone, see `figures_alone`
-    **{f"{name}{FINETUNED}": [*row, FINETUNE] for name, row in PLAIN_METHODS.items()},
+    **{
+        f"{name}{FINETUNED}": [*(s for s in row if s != ALONE), FINETUNE]
+        for name, row in PLAIN_METHODS.items()
+    },
     f"subflot{FINETUNED}{SAFEGUARDED}": [SUBFLOT, FINETUNE, ALONE, SAFEGUARD],
     f"heterofl, unmasked{FINETUNED}{SAFEGUARDED}": [UNMASKED, FINETUNE, ALONE, SAFEGUARD],
     "local, full width": ["algorithm={name: local}"],
@@ -106,7 +109,7 @@ GUARDED = (
 # all labels, so that nothing is masked; fastText has too few layers for early exits.
 BARS = {
     "pacs": (*CORE, *SPREAD, *GUARDED),
-    "cifar10": (*CORE, "heterofl", "subflot, masked", *SPREAD, f"heterofl{FINETUNED}", *GUARDED),
+    "cifar10": (*CORE[:5], "heterofl", *CORE[5:], "subflot, masked", *SPREAD, *GUARDED),
     "hapt": (*CORE, *EARLY_EXITS, *GUARDED, *SPREAD, "heterofl", f"heterofl{FINETUNED}"),
     "agnews": (*CORE, *GUARDED, "heterofl", "subflot, masked", *SPREAD),
 }
