@@ -126,7 +126,8 @@ def compare_methods(study: Study, rows: Mapping[str, Row]) -> dict:
     rates: dict[str, float] = {}
     if not study.quick:
         rows, rates = with_rates(study, rows)
-    measured = study.runs(rows, QUICK, range(3))
+    # nothing to run where no search was finished in time
+    measured = study.runs(rows, QUICK, range(3)) if rows else {}
     summaries = {
         name: averages(runs, figures) | {"by_label": label_table(runs)}
         for name, runs in measured.items()

@@ -166,7 +166,8 @@ def compare_methods(study: Study, rows: dict[str, Row]) -> dict:
             if runs_on(name)
         }
         rows, rates = with_rates(study, rows)
-    return {"rates": rates, **table(study, rows, PAPER)}
+    # nothing to run where no search was finished in time
+    return {"rates": rates, **(table(study, rows, PAPER) if rows else {"rows": {}})}
 
 
 def runs_on(name: str) -> bool:
