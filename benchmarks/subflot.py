@@ -44,7 +44,13 @@ PENALTY_OF = {
 }  # lambda, if not 1: Adam's larger steps
 LR_FACTORS = (1 / 3, 1, 3)  # learning rates tried, of the scenario's
 FEWER_FACTORS = {"hapt": (1, 3), "agnews": (1, 3)}  # Adam; the lowest was never best on HAPT
-CHOOSING = (100, 101)  # seeds on which a row's rate is chosen
+CHOOSING = (100,)  # seeds on which a row's rate is chosen, with half the rounds
+RATE_OF = {  # variants of a method take its rate
+    "subflot, spread plans": "subflot",
+    "subflot, masked": "subflot",
+    "heterofl": "heterofl, unmasked",
+    "fedavg, full width, masked": "fedavg, full width",
+}
 HETEROFL = "algorithm={name: heterofl}"
 UNMASKED = "algorithm={name: heterofl, masked: false}"
 SUBFLOT = "algorithm={name: subflot}"
@@ -60,6 +66,7 @@ PLAIN_METHODS: dict[str, list[str]] = {
     "heterofl": [HETEROFL],
     "heterofl, unmasked": [UNMASKED, ALONE],
     "fedavg, full width": [UNMASKED, FULL_WIDTH],
+    "fedavg, full width, masked": [HETEROFL, FULL_WIDTH],
     "fedrolex": ["algorithm={name: fedrolex}"],
     "feddropout": ["algorithm={name: feddropout}"],
     "feddse": ["algorithm={name: feddse}"],
@@ -74,12 +81,38 @@ PLAIN_METHODS: dict[str, list[str]] = {
 METHODS: dict[str, list[str]] = {
     **PLAIN_METHODS,
     LOCAL: [UNMASKED, ALONE],  # what its clients reach alone, see `figures_alone`
-    **{f"{name}{FINETUNED}": [*row, FINETUNE] for name, row in PLAIN_METHODS.items()},
+    **{
+        f"{name}{FINETUNED}": [*(s for s in row if s != ALONE), FINETUNE]
+        for name, row in PLAIN_METHODS.items()
+    },
     f"subflot{FINETUNED}{SAFEGUARDED}": [SUBFLOT, FINETUNE, ALONE, SAFEGUARD],
     f"heterofl, unmasked{FINETUNED}{SAFEGUARDED}": [UNMASKED, FINETUNE, ALONE, SAFEGUARD],
     "local, full width": ["algorithm={name: local}"],
 }
 EARLY_EXITS = ("depthfl", "scalefl")
+MASKED = ("heterofl", "subflot, masked", "fedavg, full width, masked")
+CORE = (
+    LOCAL,
+    "heterofl, unmasked",
+    "subflot",
+    f"subflot{FINETUNED}",
+    "fedavg, full width",
+    f"heterofl, unmasked{FINETUNED}",
+    f"fedavg, full width{FINETUNED}",
+)
+SPREAD = ("subflot, spread plans", f"subflot, spread plans{FINETUNED}")
+GUARDED = (
+    f"subflot{FINETUNED}{SAFEGUARDED}",
+    f"heterofl, unmasked{FINETUNED}{SAFEGUARDED}",
+)
+# Rows that say whether the method is worth having, in order of importance. On PACS everyone has
+# all labels, so that nothing is masked; fastText has too few layers for early exits.
+BARS = {
+    "pacs": (*CORE, *SPREAD, *GUARDED),
+    "cifar10": (*CORE[:5], "heterofl", *CORE[5:], "subflot, masked", *SPREAD, *GUARDED),
+    "hapt": (*CORE, *EARLY_EXITS, *GUARDED, *SPREAD, "heterofl", f"heterofl{FINETUNED}"),
+    "agnews": (*CORE, *GUARDED, "heterofl", "subflot, masked", *SPREAD),
+}
 PAPER = {
     "cifar10 heterofl": 84.54,
     "cifar10 flexfl": 85.13,
@@ -102,12 +135,26 @@ def bench_subflot(study: Study) -> dict:
 
     Accuracy of the clients' own models on their own test sets. One row per dataset and method,
     three seeds; clients, data and budget are the same for all: rows with own epochs at the end
-    have a quarter fewer rounds. Each method's learning rate is the best of three on two other
-    seeds; without own epochs, and kept with them. `degraded` are clients below the same client
+    have a quarter fewer rounds. Each method's learning rate is the best of three on another
+    seed with half the rounds; without own epochs, and kept with them. `degraded` are clients below the same client
     trained alone at its own width, in the mean over seeds, `beyond_noise` by more than two standard
     errors of that mean.
     """
-    rows = rows_of(study, DATASETS, METHODS)
+    return compare_methods(study, rows_of(study, DATASETS, METHODS))
+
+
+@benchmark("subflot-bars")
+def bench_subflot_bars(study: Study) -> dict:
+    """The rows of `subflot` that its bars are about, the most important first; for `--minutes`."""
+    rows: dict[str, Row] = {}
+    for dataset, names in BARS.items():
+        rows |= rows_of(study, (dataset,), {name: METHODS[name] for name in names})
+    return compare_methods(study, rows)
+
+
+def compare_methods(study: Study, rows: dict[str, Row]) -> dict:
+    """The table of these rows, with a learning rate chosen for each method and dataset."""
+    rates: dict[str, float] = {}
     if not study.quick:
         # A study's settings would come last, and undo the rounds of rows with own epochs.
         rounds = [setting for setting in study.settings if setting.startswith("rounds=")]
@@ -118,36 +165,64 @@ def bench_subflot(study: Study) -> dict:
             for name, (where, settings) in rows.items()
             if runs_on(name)
         }
-        rows = with_rates(study, rows)
-    return table(study, rows, PAPER)
+        rows, rates = with_rates(study, rows)
+    # nothing to run where no search was finished in time
+    return {"rates": rates, **(table(study, rows, PAPER) if rows else {"rows": {}})}
 
 
 def runs_on(name: str) -> bool:
-    """Whether a method can run on a dataset: fastText has too few layers for early exits."""
-    return not (name.startswith("agnews") and any(word in name for word in EARLY_EXITS))
+    """Whether a row is for a dataset.
+
+    fastText has too few layers for early exits; on PACS everyone has all labels, and masks nothing.
+    """
+    dataset, _, method = name.partition(" ")
+    plain = method.removesuffix(SAFEGUARDED).removesuffix(FINETUNED)
+    if dataset == "agnews":
+        return plain not in EARLY_EXITS
+    return dataset != "pacs" or plain not in MASKED
 
 
-def with_rates(study: Study, rows: Mapping[str, Row]) -> dict[str, Row]:
-    """The selected rows, each with the learning rate that is best on other seeds."""
+def rate_from(name: str) -> str:
+    """The row whose learning rate a row takes: that of its method, without own epochs."""
+    dataset, _, method = name.partition(" ")
+    plain = method.removesuffix(SAFEGUARDED).removesuffix(FINETUNED)
+    return f"{dataset} {RATE_OF.get(plain, plain)}"
+
+
+def with_rates(study: Study, rows: Mapping[str, Row]) -> tuple[dict[str, Row], dict[str, float]]:
+    """The selected rows, each with the learning rate that is best on another seed.
+
+    Rows are left out for whose method no run of the search was finished.
+
+    Returns: the rows, and the accuracy of each rate that was tried.
+    """
     selected = {name: row for name, row in rows.items() if study.selects(name)}
-    searched = {name.removesuffix(SAFEGUARDED).removesuffix(FINETUNED) for name in selected}
     tried: dict[str, Row] = {}
-    for name in sorted(searched):
+    for name in dict.fromkeys(map(rate_from, selected)):
         scenario_name, settings = rows[name]
-        rate = load(scenario_name)[0].training.lr
+        training = load(scenario_name, settings=list(settings))[0].training
+        half = f"rounds={max(1, training.rounds // 2)}"
         for factor in FEWER_FACTORS.get(name.partition(" ")[0], LR_FACTORS):
-            setting = f"training.lr={rate * factor:.3g}"
-            tried[f"{name}; {setting}"] = (scenario_name, [*PLAIN, *settings, setting])
-    search = replace(study, only=(), seeds=CHOOSING)
-    means = {}
-    for name, runs in search.runs(tried).items():
-        means[name] = mean(figures_of(name)(run)["accuracy"] for run in runs)
+            setting = f"training.lr={training.lr * factor:.3g}"
+            tried[f"{name}; {setting}"] = (scenario_name, [*PLAIN, *settings, half, setting])
+    means: dict[str, float] = {}
+    search_study = replace(study, only=(), seeds=CHOOSING)
+    for name, runs in search_study.runs(tried).items():
+        means[name] = round(mean(figures_of(name)(run)["accuracy"] for run in runs), 3)
     chosen: dict[str, Row] = {}
     for name, (scenario_name, settings) in selected.items():
-        plain = name.removesuffix(SAFEGUARDED).removesuffix(FINETUNED)
-        best = max((key for key in means if key.startswith(f"{plain}; ")), key=means.__getitem__)
-        chosen[name] = (scenario_name, [*settings, best.partition("; ")[2]])
-    return chosen
+        known = [key for key in means if key.startswith(f"{rate_from(name)}; ")]
+        if known:
+            best = max(known, key=means.__getitem__).partition("; ")[2]
+            chosen[name] = (scenario_name, [*settings, best])
+        else:
+            study.left_out.append(f"{name}: no learning rate")
+    for name, (scenario_name, settings) in chosen.items():
+        # training alone at another rate than HeteroFL's has runs of its own
+        local = chosen.get(f"{name.partition(' ')[0]} {LOCAL}")
+        if name.endswith(" heterofl, unmasked") and local and local[1] != settings:
+            chosen[name] = (scenario_name, [s for s in settings if s != ALONE])
+    return chosen, means
 
 
 def scenario(study: Study, dataset: str = "cifar10") -> str:
@@ -275,7 +350,11 @@ def compare_with_alone(name: str, runs: Sequence[Run], local: Sequence[Run]) -> 
     ):
         return {}
     gains: dict[str, list[float]] = {}
-    for run, other in zip(runs, local, strict=True):
+    by_seed = {run.seed: run for run in local}  # some may be left out
+    for run in runs:
+        other = by_seed.get(run.seed)
+        if other is None:
+            continue
         values, alone = client_values(run, "value"), client_values(other, "alone")
         for client in values:
             gains.setdefault(client, []).append(values[client] - alone[client])

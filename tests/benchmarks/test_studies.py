@@ -37,7 +37,9 @@ STUDIES = [
     "budget",
     "safeguard",
     "fednca",
+    "fednca-bars",
     "subflot",
+    "subflot-bars",
     "subflot-ablation",
     "subflot-scale",
     "subflot-sweep",
@@ -162,7 +164,8 @@ def test_every_setting_loads_and_every_row_is_told(asked, tmp_path, name, quick)
     rows = next(told[key] for key in ("rows", "by_budget", "by_setting") if key in told)
     assert len(rows) == 2 if quick else len(rows) >= 2
     first = 100 if name in ("rivals-rates", "hapt-causes") else 0
-    searched = {100, 101} if name == "subflot" and not quick else set()  # for learning rates
+    searches = name in ("subflot", "subflot-bars", "fednca", "fednca-bars")
+    searched = {100} if searches and not quick else set()  # for learning rates
     assert {seed for _, _, seed in asked} - searched == {
         first + i
         for i in range(1 if quick else 5 if "afmcc" in name else 2 if name == "rivals-rates" else 3)
@@ -233,6 +236,36 @@ def test_leads_are_told_of_the_rows_that_were_run(asked):
     }
     assert set(uniform) == {"FedNCA", "FedAvg", "FedProx", "FedLGT"}
     assert set(uniform.values()) == {"uniform"}
+
+
+def test_rates_are_those_of_the_method_on_another_seed_and_lost_runs_leave_rows_out(monkeypatch):
+    """SubFLOT is best at the lowest rate, HeteroFL at the highest; alone, seed 2 was not finished."""
+    seen = []
+
+    def once(study, scenario, settings, seed):
+        loaded, algorithm = load(scenario, settings=list(settings), seed=seed)
+        if loaded.alone and seed == 2:
+            raise UserError("lost")
+        run = made_up(loaded, algorithm, seed)
+        sign = -1 if type(algorithm).__name__ == "SubFLOT" else 1
+        run.results["metrics"]["accuracy"] = 70 + sign * loaded.training.lr
+        seen.append((type(algorithm).__name__, seed, loaded.training.lr, loaded.training.rounds))
+        return run
+
+    monkeypatch.setattr(Study, "once", once)
+    told = BENCHMARKS["subflot-bars"](Study(minutes=1, only=("pacs",), settings=("rounds=8",)))
+    assert {rounds for _, seed, _, rounds in seen if seed == 100} == {4}
+    reported = {(name, lr) for name, seed, lr, _ in seen if seed < 100}
+    assert {lr for name, lr in reported if name == "SubFLOT"} == {0.00667}
+    assert (("HeteroFL", 0.06) in reported) and told["rates"]["pacs subflot; training.lr=0.02"]
+    assert list(told["rows"]["pacs local, own width"]["seeds"]) == ["0", "1"]
+    spread = told["rows"]["pacs subflot, spread plans"]
+    assert list(spread["seeds"]) == ["0", "1", "2"] and spread["degraded"] == 0
+
+    monkeypatch.setattr(Study, "once", Mock(side_effect=UserError("lost")))
+    study = Study(minutes=1, only=("fednca, alpha 0.1",))
+    assert BENCHMARKS["fednca-bars"](study)["rows"] == {}
+    assert "fednca, alpha 0.1: no learning rate" in study.left_out
 
 
 def test_leads_of_the_muscle_loss_are_of_the_same_seeds(monkeypatch):
