@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
@@ -26,7 +27,7 @@ import yaml
 from benchmarks.baselines import round_of
 from benchmarks.leaderboard_page import write_page, write_tables
 from benchmarks.leaderboard_tables import setting_table, summarize_ranks
-from benchmarks.study import ROOT, Study, benchmark
+from benchmarks.study import ROOT, OutOfTime, Study, benchmark
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
 from unalike.runs.api import create_folder, prepare
@@ -50,6 +51,7 @@ class Cell:
         keep: folder of finished runs.
         extra: settings of every run.
         runs_missing: whether a run that is not kept is made; else it raises `NotMeasured`.
+        deadline: no run starts after this time of `time.monotonic`; it raises `OutOfTime`.
     """
 
     setting: str
@@ -59,6 +61,7 @@ class Cell:
     keep: str
     extra: tuple[str, ...] = ()
     runs_missing: bool = True
+    deadline: float | None = None
 
     @property
     def file(self) -> Path:
@@ -79,6 +82,8 @@ class Cell:
         if key not in kept:
             if not self.runs_missing:
                 raise NotMeasured(f"{self.setting}, {self.method}")
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                raise OutOfTime(f"{self.setting}, {self.method}")
             about = {"setting": self.setting, "method": self.method, "settings": list(given[0])}
             about |= {"seed": what[-1], "device": self.device}
             kept[key] = {"key": key, **about, **measure(*given)}
@@ -157,15 +162,14 @@ def choose_and_report(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
         if search["own"]:
             others = [[*best, f"algorithm.{field}={json.dumps(value)}"] for value in values]
             best = best_settings(cell, [best, *others], search["seeds"])
-    runs = [cell.run(best, seed) for seed in seeds]
-    return {"chosen": best, "runs": runs, "operations": operations_if_known(cell, best)}
+    return {"chosen": best, "runs": [cell.run(best, seed) for seed in seeds]}
 
 
-def operations_if_known(cell: Cell, settings: Sequence[str]) -> Figures:
-    """Operations of a round; empty where they were not counted and no run is to be made."""
+def operations_of(cell: Cell, found: Mapping[str, Any]) -> Figures:
+    """Operations of a round with the chosen settings; empty where they are not counted."""
     try:
-        return cell.operations(settings)
-    except NotMeasured:
+        return cell.operations(found["chosen"]) if "chosen" in found else {}
+    except (NotMeasured, OutOfTime):
         return {}
 
 
@@ -186,17 +190,29 @@ def cache_tables() -> None:
 
 
 def cells_of(study: Study, keep: str) -> Iterator[Cell]:
-    """The cells that `--only` selects, the methods that everyone asks for first."""
+    """The cells that `--only` selects, setting by setting in its order.
+
+    The methods that everyone asks for come first.
+    """
     settings = sorted(file.stem for file in FOLDER.glob("*.yaml"))
     order = {name: 0 for name in GRID["first"]} | {name: 2 for name in GRID["last"]}
     methods = sorted(ALGORITHMS, key=lambda name: order.get(name, 1))
-    some_settings = [name for name in settings if name in study.only] or settings
+    some_settings = [name for name in study.only if name in settings] or settings
     some_methods = [name for name in methods if name in study.only] or methods
     extra = (*(QUICK if study.quick else ()), *study.settings)
-    for method in some_methods:
-        for setting in some_settings:
+    deadline = None if study.minutes is None else study.started + 60 * study.minutes
+    for setting in some_settings:
+        for method in some_methods:
             if skip_reason(setting, method) is None:
-                yield Cell(setting, method, study.device, study.data_dir, keep, extra)
+                yield Cell(
+                    setting,
+                    method,
+                    study.device,
+                    study.data_dir,
+                    keep,
+                    extra,
+                    deadline=deadline,
+                )
 
 
 def skip_reason(setting: str, method: str) -> str | None:
@@ -220,14 +236,34 @@ def bench_leaderboard(study: Study) -> dict:
         context = get_context("spawn")  # CUDA does not survive a fork
         with ProcessPoolExecutor(study.jobs, mp_context=context) as pool:
             futures = {pool.submit(choose_and_report, cell, seeds): cell for cell in cells}
-            for count, future in enumerate(as_completed(futures), 1):
-                cell, found = futures[future], future.result()
+            done = list(finished(study, futures))
+            # last, since nobody is ranked by operations
+            counts = [pool.submit(operations_of, cell, found) for cell, found in done]
+            for (cell, found), count in zip(done, counts, strict=True):
+                found["operations"] = count.result()
                 measured.setdefault(cell.setting, {})[cell.method] = found
-                outcome = found.get("misfit") or f"{mean_score(found['runs']):.2f}"
-                sys.stderr.write(
-                    f"{count} of {len(cells)}: {cell.setting}, {cell.method}: {outcome}\n"
-                )
     return tables_of(measured)
+
+
+def finished(
+    study: Study, futures: Mapping["Future[Figures]", Cell]
+) -> Iterator[tuple[Cell, Figures]]:
+    """What is found of each cell, as it comes; `study.left_out` names those that time was short for.
+
+    When the study's minutes are over no run starts, and those that go on come to their end: on a
+    GPU that processes share, one that is killed may spoil the others.
+    """
+    for count, future in enumerate(as_completed(futures), 1):
+        cell = futures[future]
+        name = f"{cell.setting}, {cell.method}"
+        try:
+            found = future.result()
+        except OutOfTime:
+            study.left_out.append(name)
+            continue
+        outcome = found.get("misfit") or f"{mean_score(found['runs']):.2f}"
+        sys.stderr.write(f"{count} of {len(futures)}: {name}: {outcome}\n")
+        yield cell, found
 
 
 @benchmark("leaderboard-tables")
@@ -243,6 +279,7 @@ def bench_leaderboard_tables(study: Study) -> dict:
     for cell in cells_of(study, study.keep):
         try:
             found = choose_and_report(replace(cell, runs_missing=False), study.seeds or SEEDS)
+            found["operations"] = operations_of(replace(cell, runs_missing=False), found)
             measured.setdefault(cell.setting, {})[cell.method] = found
         except NotMeasured:
             missing.setdefault(cell.setting, []).append(cell.method)
