@@ -97,6 +97,16 @@ def test_settings_are_chosen_without_the_test_set(folder):
     assert sorted([*chosen.train.tolist(), *chosen.test.tolist()]) == whole.train.tolist()
 
 
+def test_some_of_the_photographs_are_the_same_ones_in_every_run(folder):
+    some = load_dataset("voc2012", folder, broken="skip", train=2, test=1)
+    again = load_dataset("voc2012", folder, broken="skip", train=2, test=9)
+    assert some.train.tolist() == again.train.tolist() == sorted(set(some.train.tolist()))
+    assert len(some.train) == 2 and set(some.train.tolist()) < {0, 1, 2}
+    assert len(some.test) == 1 and again.test.tolist() == [3, 4]
+    chosen = load_dataset("voc2012", folder, broken="skip", train=2, choosing=True)
+    assert sorted([*chosen.train.tolist(), *chosen.test.tolist()]) == some.train.tolist()
+
+
 def test_broken_images_are_refused_by_name(folder):
     with pytest.raises(
         ValueError, match=r"1 of 6 images cannot be used: 2008_4 is no image \(.*broken: skip"

@@ -3,9 +3,14 @@
 http://host.robots.ox.ac.uk/pascal/VOC/voc2012
 """
 
+from typing import Annotated
+
 import numpy as np
 import torch
+from pydantic import Field
+from torch import Tensor
 
+from unalike.base.randomness import stream
 from unalike.data.files import find_file, open_npz
 from unalike.data.jpeg import Broken, decode_images, hold_out_fifth, rows_where
 from unalike.data.table import Table
@@ -26,7 +31,16 @@ MASK_CLASSES = tuple(
 )
 
 
-def voc2012(folder: str | None = None, broken: Broken = "refuse", choosing: bool = False) -> Table:
+Count = Annotated[int, Field(ge=1)]
+
+
+def voc2012(
+    folder: str | None = None,
+    broken: Broken = "refuse",
+    choosing: bool = False,
+    train: Count | None = None,
+    test: Count | None = None,
+) -> Table:
     """VOC 2012 at 96x96: 5717 photographs to train, 5823 to test, 20 labels each; a .npz file.
 
     Labels marked "difficult" are unknown. Needs voc2012_cls_96_jpeg.npz.
@@ -36,6 +50,7 @@ def voc2012(folder: str | None = None, broken: Broken = "refuse", choosing: bool
             out.
         choosing: test on every fifth training photograph, which is then not trained on, to choose
             settings without looking at the test set.
+        train, test: only so many of the photographs, drawn once and for all, whatever the seed.
     """
     path = find_file("voc2012", folder, ("voc2012_cls_96_jpeg.npz",), LABELS_SOURCE)
     with open_npz(path) as arrays:
@@ -45,12 +60,23 @@ def voc2012(folder: str | None = None, broken: Broken = "refuse", choosing: bool
         split = torch.from_numpy(arrays["split"][good])
         classes = tuple(arrays["classes"].tolist())
     y = torch.where(marks == 0, -1.0, (marks == 1).float())
-    train, test = rows_where(split == 0), rows_where(split != 0)
+    train_rows = draw_some(rows_where(split == 0), train)
+    test_rows = draw_some(rows_where(split != 0), test)
     if choosing:
-        train, test = hold_out_fifth(train)
+        train_rows, test_rows = hold_out_fifth(train_rows)
     return Table(
-        x=x, targets={"objects": y}, tasks={"objects": MultiLabel(classes)}, train=train, test=test
+        x=x,
+        targets={"objects": y},
+        tasks={"objects": MultiLabel(classes)},
+        train=train_rows,
+        test=test_rows,
     )
+
+
+def draw_some(rows: Tensor, count: int | None) -> Tensor:
+    """At most `count` of the rows, in order; the same ones in every run."""
+    drawn = torch.randperm(len(rows), generator=stream(0, "some of VOC 2012"))[:count]
+    return rows[drawn.sort().values]
 
 
 def voc2012_masks(folder: str | None = None, broken: Broken = "refuse") -> Table:
