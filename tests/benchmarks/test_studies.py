@@ -64,7 +64,7 @@ STUDIES = [
     "muscle-r1",
     "muscle-printed",
     "muscle-headroom",
-    "muscle-rates",
+    "muscle-rank",
     "muscle-losses",
     "muscle-messages",
     "muscle-one-round",
@@ -162,7 +162,8 @@ def test_every_setting_loads_and_every_row_is_told(asked, tmp_path, name, quick)
     rows = next(told[key] for key in ("rows", "by_budget", "by_setting") if key in told)
     assert len(rows) == 2 if quick else len(rows) >= 2
     first = 100 if name in ("rivals-rates", "hapt-causes") else 0
-    searched = {100, 101} if name == "subflot" and not quick else set()  # for learning rates
+    searches = name in ("subflot", "muscle-rank") and not quick
+    searched = {100, 101} if searches else set()  # for learning rates
     assert {seed for _, _, seed in asked} - searched == {
         first + i
         for i in range(1 if quick else 5 if "afmcc" in name else 2 if name == "rivals-rates" else 3)
@@ -288,7 +289,7 @@ def test_studies_of_fedmuscle_are_drawn(asked, tmp_path):
         for scenario, settings, _ in asked
         if scenario == "muscle-noniid"
     ]
-    assert [len(each) for each in clients] == [12, 8, 4] * 2 and {
+    assert [len(each) for each in clients] == [12, 8, 4] * 3 and {
         group.data.name if group.data else "" for group in clients[2]
     } == {"caltech101", "cifar10", "pacs", ""}
 
