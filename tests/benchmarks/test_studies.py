@@ -68,6 +68,8 @@ STUDIES = [
     "muscle-losses",
     "muscle-messages",
     "muscle-one-round",
+    "muscle-parts",
+    "muscle-factorial",
     "creamfl",
     "hetlora",
     "language",
