@@ -23,6 +23,7 @@ MODULES = (
     "muscle_digits",
     "muscle_printed",
     "muscle_prospects",
+    "muscle_rank",
     "fednca",
     "flare",
     "hetlora",

@@ -199,3 +199,70 @@ def ceiling_of(study: Study, name: str, seed: int) -> dict[str, float]:
             run(method, group, training=scenario.training, seed=seed, out=out, alone=False)
             values.append(final_values(read(out)))
     return relative_gains(values[1], values[0])
+
+
+# muscle-parts: the parts of FedMusclePlus one by one, and for rivals
+
+PARTS: dict[str, str] = {
+    "as shipped": SHIPPED,
+    "no alignment": "name: fedmuscleplus, width: 32, align_lr: 1.0e-12",
+    "shared start": f"{SHIPPED}, projection_init: shared",
+    "shared start, slower backbone": f"{SHIPPED}, projection_init: shared, backbone_lr_scale: 0.1",
+    "slower backbone": f"{SHIPPED}, backbone_lr_scale: 0.1",
+    "averaged heads": f"{SHIPPED}, average_heads: round",
+    "distillation": f"{SHIPPED}, distill_public: all",
+    "decay": f"{SHIPPED}, decay: true",
+    "distillation, averaged heads, shared start": (
+        f"{SHIPPED}, distill_public: all, average_heads: round, projection_init: shared"
+    ),
+    "distillation, no alignment": (
+        "name: fedmuscleplus, width: 32, align_lr: 1.0e-12, distill_lr: 0.003, distill_public: all"
+    ),
+    "feddf": "name: feddf, public_lr: 0.0003",
+    "feddf, shared start": f'name: "{VARIANT}:FedDFJointStart", width: 32, public_lr: 0.0003',
+    "cofed": "name: cofed, public_lr: 0.0003",
+    "cofed, shared start": f'name: "{VARIANT}:CoFEDJointStart", width: 32, public_lr: 0.0003',
+}
+
+
+@benchmark("muscle-parts")
+def bench_muscle_parts(study: Study) -> dict:
+    """Parts of FedMusclePlus added one by one on `digits`, and the shared start for two rivals."""
+    rows: dict[str, Row] = {
+        name: ("digits", [f"algorithm={{{fields}}}"]) for name, fields in PARTS.items()
+    }
+    return table(study, rows)
+
+
+# muscle-factorial: why the printed method gains or loses
+
+
+@benchmark("muscle-factorial")
+def bench_muscle_factorial(study: Study) -> dict:
+    """Head input, optimizers, the model that clients end with and the rate of FedMuscle on `digits`.
+
+    All combinations of unit vectors or raw features to the head, one optimizer or two, and the
+    model as aligned or after local epochs; the rate of the alignment's own optimizer is that of
+    local epochs or three times it. Gains are over clients alone with raw features (first row),
+    who are ahead of those with unit vectors (second row).
+    """
+    fields = {
+        "alone, raw head": f'name: "{VARIANT}:Alone", width: 32',
+        "alone, unit head": f'name: "{VARIANT}:Alone", width: 32, head_input: unit',
+    }
+    optimizers = {
+        "one optimizer": f'name: "{VARIANT}:OneOptimizer"',
+        "two optimizers": "name: fedmuscleplus",
+        "two optimizers, 3e-3": "name: fedmuscleplus, align_lr: 0.003",
+    }
+    for head in ("unit", "raw"):
+        for optimizer, method in optimizers.items():
+            for final in ("aligned", "local"):
+                fields[f"{head} head, {optimizer}, {final}"] = (
+                    f"{method}, width: 32, head_input: {head}, final_model: {final}"
+                )
+    fields["as printed"] = "name: fedmuscle, width: 32"
+    rows: dict[str, Row] = {
+        name: ("digits", [f"algorithm={{{its}}}"]) for name, its in fields.items()
+    }
+    return table(study, rows)

@@ -74,7 +74,7 @@ def bench_muscle_printed(study: Study) -> dict:
     return table(study, rows_of(study, settings, SETUP))
 
 
-# muscle-headroom: what we ship, its parts, its loss, and rivals with rates of their own
+# muscle-headroom: what we ship, its parts, its loss, and rivals
 
 HEADROOM = "muscle-headroom"
 PARTS: dict[str, list[str]] = {
@@ -88,7 +88,6 @@ PARTS: dict[str, list[str]] = {
     "one exchange a pass": ["sync=epoch"],
     "as printed": ["algorithm={name: fedmuscle}"],
 }
-# Each with the better of two rates (`muscle-rates`).
 RIVALS: dict[str, str] = {
     "feddf": "{name: feddf}",
     "cofed": "{name: cofed}",
@@ -104,48 +103,10 @@ RIVALS: dict[str, str] = {
 
 @benchmark("muscle-headroom")
 def bench_muscle_headroom(study: Study) -> dict:
-    """FedMusclePlus and its parts on `muscle-headroom`, and rivals with rates of their own."""
+    """FedMusclePlus and its parts on `muscle-headroom`, and rivals with the rates they come with."""
     settings = dict(PARTS)
     for name, fields in RIVALS.items():
         settings[name] = [f"algorithm={fields}"]
-    return table(study, rows_of(study, settings, HEADROOM))
-
-
-# muscle-rates: the same small search for every method
-
-RATES = {
-    "public_lr": ("0.001", "0.0001"),
-    "eta": ("0.01", "0.1"),
-    "weight": ("1.0", "0.03"),
-    "align_lr": ("0.001", "0.0001"),
-}
-SEARCHED = {
-    **dict.fromkeys(("feddf", "cofed", "pseudolabel", "sage", "simclr"), "public_lr"),
-    f"{VARIANT}:FedDFJointStart": "public_lr",
-    f"{VARIANT}:CoFEDJointStart": "public_lr",
-    "fedhenn": "eta",
-    "fedrcl": "weight",
-}
-HELD_OUT = [
-    "data.options.choosing=true",
-    *(f"clients.{i}.data.options.choosing=true" for i in (3, 4, 5)),
-]
-
-
-@benchmark("muscle-rates")
-def bench_muscle_rates(study: Study) -> dict:
-    """Two values of one rate for every method on `muscle-headroom`, with seeds set aside (100, 101).
-
-    Tests are on photographs held out of the training set.
-    """
-    held_out = [] if study.quick else HELD_OUT
-    settings: dict[str, list[str]] = {}
-    for value in RATES["align_lr"]:
-        settings[f"as shipped, {value}"] = [f"algorithm.align_lr={value}", *held_out]
-    for name, field in SEARCHED.items():
-        for value in RATES[field]:
-            fields = f"{{name: {name}, {field}: {value}}}"
-            settings[f"{name}, {value}"] = [f"algorithm={fields}", *held_out]
     return table(study, rows_of(study, settings, HEADROOM))
 
 

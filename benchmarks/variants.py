@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unalike.algorithms import CoFED, FedDF, FedMuscle, FedMusclePlus, Local
 from unalike.core.federation import Federation
-from unalike.core.operations import operation
+from unalike.core.operations import operation, query, sends
 from unalike.core.program import ClientProgram
 from unalike.methods.parts import Part, train_locally
 from unalike.methods.public_data import PublicTraining
@@ -47,6 +47,19 @@ class PeersOfPass(FedMusclePlus):
     """Peers are drawn once a pass."""
 
     draws_peers_each_batch: ClassVar[bool] = False
+
+
+@dataclass
+class MultilabelHeads(FedMusclePlus):
+    """Only multi-label clients average heads, so that the safeguard can evaluate the others."""
+
+    class Program(FedMusclePlus.Program):
+        algorithm: "MultilabelHeads"
+
+        @query
+        @sends("open")
+        def kind_of(self) -> str:
+            return super().kind_of() if self.client.task.multilabel else ""
 
 
 class Away(Part):

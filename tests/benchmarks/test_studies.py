@@ -66,10 +66,12 @@ STUDIES = [
     "muscle-r1",
     "muscle-printed",
     "muscle-headroom",
-    "muscle-rates",
+    "muscle-rank",
     "muscle-losses",
     "muscle-messages",
     "muscle-one-round",
+    "muscle-parts",
+    "muscle-factorial",
     "creamfl",
     "hetlora",
     "language",
@@ -164,8 +166,8 @@ def test_every_setting_loads_and_every_row_is_told(asked, tmp_path, name, quick)
     rows = next(told[key] for key in ("rows", "by_budget", "by_setting") if key in told)
     assert len(rows) == 2 if quick else len(rows) >= 2
     first = 100 if name in ("rivals-rates", "hapt-causes") else 0
-    searches = name in ("subflot", "subflot-bars", "fednca", "fednca-bars")
-    searched = {100} if searches and not quick else set()  # for learning rates
+    searches = name in ("subflot", "subflot-bars", "fednca", "fednca-bars", "muscle-rank")
+    searched = {100, 101} if searches and not quick else set()  # for learning rates
     assert {seed for _, _, seed in asked} - searched == {
         first + i
         for i in range(1 if quick else 5 if "afmcc" in name else 2 if name == "rivals-rates" else 3)
@@ -321,7 +323,7 @@ def test_studies_of_fedmuscle_are_drawn(asked, tmp_path):
         for scenario, settings, _ in asked
         if scenario == "muscle-noniid"
     ]
-    assert [len(each) for each in clients] == [12, 8, 4] * 2 and {
+    assert [len(each) for each in clients] == [12, 8, 4] * 3 and {
         group.data.name if group.data else "" for group in clients[2]
     } == {"caltech101", "cifar10", "pacs", ""}
 
