@@ -24,6 +24,7 @@ from unalike.base.message import (
     MAX_KEY,
     EncodedSizes,
     MessageError,
+    _copy_into_one_block,
     copy_value,
     copy_values,
     decode,
@@ -576,3 +577,15 @@ def test_sizes_of_many_messages_are_those_of_each():
     for wrong in (circle, {"a": object()}, {1: 2}):
         with pytest.raises(MessageError):
             sizes.of(wrong)
+
+
+def test_copies_in_one_block_keep_the_order_of_channels_last_images():
+    """As on a GPU, where copies between orders in memory take many kernels."""
+    images = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    parts = [images, torch.randn(6, 7)[:, ::2], torch.randn(1).expand(3, 2), torch.tensor(4.0)]
+    copies = _copy_into_one_block(parts)
+    assert copies[0].stride() == images.stride()
+    for copied, part in zip(copies, parts, strict=True):
+        assert torch.equal(copied, part)
+        copied.zero_()
+    assert all(part.abs().sum() > 0 for part in parts)

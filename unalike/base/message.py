@@ -449,15 +449,21 @@ def _copy_tensors(tensors: list[Tensor], device: str | None) -> list[Tensor]:
 
 
 def _copy_into_one_block(tensors: list[Tensor]) -> list[Tensor]:
-    """Copies of tensors of one kind, one after another in new memory."""
+    """Copies of tensors of one kind, one after another in new memory.
+
+    Channels-last images stay in this order: torch copies between orders one tensor at a time.
+    """
     starts = [0]  # where a kernel may read whole vectors
     for tensor in tensors:
         starts.append(starts[-1] + -(-tensor.numel() // ALIGN) * ALIGN)
     memory = tensors[0].new_empty(starts[-1])
-    copies = [
-        memory[start : start + tensor.numel()].view(tensor.shape)
-        for start, tensor in zip(starts, tensors, strict=False)
-    ]
+    copies = []
+    for tensor, start in zip(tensors, starts, strict=False):
+        copied = memory[start : start + tensor.numel()]
+        if tensor.is_contiguous(memory_format=torch.channels_last):
+            copies.append(copied.as_strided(tensor.shape, tensor.stride()))
+        else:
+            copies.append(copied.view(tensor.shape))
     copy_all(copies, tensors)
     return copies
 
