@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -232,7 +233,7 @@ def test_clients_with_several_views_distil_into_models_for_fewer(toys):
     )
     first = {name: t.clone() for name, t in program.shared().items()}
     reply = ClientRuntime(program).perform(
-        "update", 1, 0, {"models": {"left,right": first, "left": first}}
+        "update", 1, 0, {"models": {"left,right": first, "left": first}, "start": {}}
     )
     assert (
         set(reply["models"]) == set(reply["weights"]) == {"left,right", "left"}
@@ -313,30 +314,77 @@ def test_a_missing_view_is_encoded_as_rows_of_zeros(toys):
     )
 
 
-def test_clients_with_several_views_may_train_one_model_in_turn(toys, tmp_path):
-    """The second of two such clients starts where the first ended, and its model is the next."""
-    method = FMCSC(pretraining=1, teaching=1, in_turn=True)
-    members = clients(toys)
-    fed = toys.federation(tmp_path / "a", method, members)
+def watch_updates(fed):
+    """Messages and replies of `update`, one pair for each call."""
     asked = []
     call = fed.call
 
     def watch(operation, **arguments):
         replies = call(operation, **arguments)
         if operation == "update":
-            asked.append((arguments, replies))
+            asked.append((arguments["per_client"], replies))
         return replies
 
     fed.call = watch
-    next(method.serve(fed))
-    assert [list(arguments["clients"]) for arguments, _ in asked] == [["c", "d"], ["a"], ["b"]]
+    return asked
+
+
+def test_as_in_the_program_clients_train_in_turn(toys, tmp_path):
+    """Who has both views goes on where the last one ended; so do those with one, round by round."""
+    method = FMCSC(pretraining=1, teaching=1, arrangement="program")
+    fed = toys.federation(tmp_path / "a", method, clients(toys))
+    asked = watch_updates(fed)
+    rounds = method.serve(fed)
+    next(rounds)
+    assert [list(messages) for messages, _ in asked] == [["a"], ["b"], ["c"], ["d"]]
     both = "left,right"
-    first = asked[1][1]["a"]["models"][both]
-    second = asked[2][1]["b"]["models"][both]
-    given = asked[2][0]["per_client"]["b"]["models"][both]
-    for name, tensor in first.items():
-        assert torch.equal(tensor, given[name])
-        assert torch.equal(second[name], fed.state["models"][both][name])
+    trained = asked[0][1]["a"]["own"]
+    distilled = [asked[i][1][c] for i, c in enumerate("ab")]
+    for name, tensor in trained.items():
+        assert torch.equal(tensor, asked[1][0]["b"]["models"][both][name])
+        assert torch.equal(
+            asked[2][1]["c"]["models"]["left"][name], asked[3][0]["d"]["start"][name]
+        )
+    for views in (both, "left"):  # in the first round those with one view do not count
+        weights = [reply["weights"][views] for reply in distilled]
+        name = "encoder.common.0.weight"
+        summed = sum(w * r["models"][views][name] for w, r in zip(weights, distilled, strict=True))
+        mean = summed / sum(weights)
+        assert torch.allclose(fed.state["models"][views][name], mean, rtol=1e-9)
+    next(rounds)
+    last, first = asked[3][1]["d"]["models"]["right"], asked[6][0]["c"]["start"]
+    assert all(torch.equal(tensor, first[name]) for name, tensor in last.items())
+
+
+def test_as_in_the_program_missing_views_are_rebuilt_as_zeros(toys):
+    x = some_rows(build_program(FMCSC(), clients(toys)[2], toys))
+    losses = {}
+    for arrangement in ("paper", "program"):
+        program = build_program(FMCSC(arrangement=arrangement), clients(toys)[2], toys)
+        losses[arrangement] = program.task_loss(x, torch.zeros(10))
+        rebuilt = program.encoder.auto.decoders["right"](program.encoder.codes(x)["right"])
+    assert torch.allclose(losses["program"], losses["paper"] + rebuilt.square().mean())
+
+
+def test_as_in_the_program_every_epoch_has_a_new_optimizer(toys):
+    """Adam's first step is as long as the rate in every weight, so steps never get shorter."""
+    method = FMCSC(arrangement="program")
+    training = toys.training(epochs=3, batch_size=24, optimizer="adam", lr=0.01, weight_decay=0.0)
+    program = method.Program(clients(toys)[2], method, training, 0)
+    weights = program.model.encoder.auto.encoders["left"][0].weight
+    seen = [weights.detach().clone()]
+    learn = program.learn
+
+    def watch(*arguments, **named):
+        result = learn(*arguments, **named)
+        seen.append(weights.detach().clone())
+        return result
+
+    program.learn = watch
+    program.train_round()
+    assert len(seen) == 4
+    for before, after in pairwise(seen):
+        assert (after - before).abs().max().item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_view_features_may_keep_their_length_in_the_contrast():

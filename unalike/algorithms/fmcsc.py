@@ -45,6 +45,7 @@ class ViewUpdate(TypedDict):
     models: dict[str, Parameters]
     weights: dict[str, NonNegativeFloat]
     loss: float
+    own: Parameters  # what the client trained before distilling it; {} if it is one of the models
 
 
 @dataclass
@@ -60,10 +61,12 @@ class FMCSC(Averaging):
         pretraining: epochs of each client, one after another.
         teaching: epochs per round of distilling into a model for fewer views.
         bins: of the histogram for mutual information.
-        cosine: whether view features are brought to length 1 in the contrast, as in the paper; the
-            published program does not.
-        in_turn: whether clients with several views train one model one after another, as in the
-            published program, instead of each its own.
+        arrangement: "paper", or "program" for what the authors' program does: view features keep
+            their length in the contrast; every epoch of a round has a new optimizer; missing views
+            are rebuilt, too, as zeros; clients with one view train one model of theirs in turn,
+            which goes on from round to round and counts from the second round on; clients with the
+            same several views train one model in turn and distil it into that for all their views,
+            too.
         constraint: weight of AFMCC's class-correlation loss.
         flexibility: lambda of that loss.
     """
@@ -75,8 +78,7 @@ class FMCSC(Averaging):
     pretraining: NonNegativeInt = 250
     teaching: NonNegativeInt = 50
     bins: Annotated[int, Field(ge=1)] = 10
-    cosine: bool = True
-    in_turn: bool = False
+    arrangement: Literal["paper", "program"] = "paper"
     constraint: NonNegativeFloat = 0.0
     flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3
 
@@ -90,50 +92,49 @@ class FMCSC(Averaging):
             models = fed.state["models"]
             before: dict[str, dict[str, Any]] = {}
             for client in fed.active:
-                before[client] = {"models": self.usable_models(fed, client)}
-            if self.in_turn:
+                before[client] = {"models": self.usable_models(fed, client), "start": {}}
+            if self.arrangement == "program":
                 replies = self.update_in_turn(fed, before)
             else:
                 replies = fed.call("update", per_client=before)
             for views in models:
                 trained = {c: reply for c, reply in replies.items() if views in reply["models"]}
+                if self.arrangement == "program" and round == 1:
+                    several = {c: r for c, r in trained.items() if "," in fed.state["group"][c]}
+                    trained = several or trained
                 if trained:
-                    models[views] = self.average_views(fed, views, trained)
+                    states = {c: reply["models"][views] for c, reply in trained.items()}
+                    weights = self.information_weights(fed, views, trained)
+                    models[views] = self.average(states, weights)
             self.record_round(fed, replies)
             yield round
 
     def update_in_turn(self, fed: Federation, messages: dict[str, dict[str, Any]]) -> Replies:
-        """Updates of clients with one view at once, then of the others, each from the one before.
+        """Updates of one client after another, those with several views first.
 
-        Each of the others goes on training the model for its views that the last one with the same
-        views returned.
+        A client with several views goes on with what the last one with the same views trained; a
+        client with one view with what the last one with one view trained, also in earlier rounds.
         """
         group = fed.state["group"]
-        single = [c for c in messages if "," not in group[c]]
-        latest: dict[str, Parameters] = {}  # by set of views
+        latest: dict[str, Parameters] = {}  # by set of views, of clients with several
         collected: dict[str, Any] = {}
         failures: dict[str, Failure] = {}
-        for clients in [single, *[[c] for c in messages if c not in single]]:
-            for client in clients:
-                if group[client] in latest:
-                    messages[client]["models"][group[client]] = latest[group[client]]
-            own = {c: messages[c] for c in clients}
-            replies = fed.call("update", clients=clients, quorum=0, per_client=own)
-            for client in set(replies) - set(single):
-                latest[group[client]] = replies[client]["models"][group[client]]
+        for client in sorted(messages, key=lambda c: "," not in group[c]):
+            message = messages[client]
+            if "," not in group[client]:
+                message["start"] = fed.state["single"]
+            elif group[client] in latest:
+                message["models"][group[client]] = latest[group[client]]
+            replies = fed.call("update", quorum=0, per_client={client: message}, clients=[client])
+            for reply in replies.values():
+                if "," in group[client]:
+                    latest[group[client]] = reply["own"]
+                else:
+                    fed.state["single"] = reply["models"][group[client]]
             collected |= replies
             failures |= replies.failures
         fed.check_quorum("update", len(collected), failures, fed.config.quorum)
         return Replies(collected, failures)
-
-    def average_views(self, fed: Federation, views: str, trained: dict[str, Any]) -> Parameters:
-        """The next model for a set of views: the weighted mean, or where clients with these views
-        train in turn, what the last of them returned."""
-        states = {c: reply["models"][views] for c, reply in trained.items()}
-        owners = [c for c in states if fed.state["group"][c] == views]
-        if self.in_turn and "," in views and owners:
-            return states[owners[-1]]
-        return self.average(states, self.information_weights(fed, views, trained))
 
     def usable_models(self, fed: Federation, client: str) -> dict[str, Parameters]:
         """Models for sets of views that a client owns all of."""
@@ -167,6 +168,7 @@ class FMCSC(Averaging):
         group = {c: ",".join(info.modalities) for c, info in fed.infos.items()}
         fed.state["group"] = group
         fed.state["models"] = {views: start for views in dict.fromkeys(group.values())}
+        fed.state["single"] = start  # what clients with one view train in turn ("program")
 
     def sharing(self, fed: Federation) -> Sharing | None:
         """Clients with the same views, or all of another's, train one of the models together."""
@@ -210,21 +212,27 @@ class FMCSC(Averaging):
 
         @operation
         def update(  # type: ignore[override]
-            self, models: dict[str, Parameters]
+            self, models: dict[str, Parameters], start: Parameters
         ) -> ViewUpdate:
-            """Train the model for the client's views, then distil it into those for fewer."""
+            """Train the model for the client's views, then distil it into those for fewer.
+
+            Args:
+                models: by set of views that the client owns all of.
+                start: what to train instead of the model for its views, unless empty.
+            """
             all_views = tuple(modalities(self.all_inputs()))
             own = ",".join(all_views)
-            self.receive(models[own])
+            self.receive(start or models[own])
             self.sent_model = models[own]
-            loss = self.learn(optimizer=self.optimizer(fresh=True))
+            loss = self.train_round()
             teacher = self.copy_shared()
             trained = {own: teacher}
             weights = {own: self.information(models[own], all_views)}
+            distils_own = self.algorithm.arrangement == "program" and len(all_views) > 1
             with torch.no_grad():
                 self.goals = self.encoder(self.all_inputs())
             for views, model in models.items():
-                if views != own:
+                if views != own or distils_own:
                     self.receive(model)
                     self.student_views = tuple(views.split(","))
                     epochs = range(self.algorithm.teaching)
@@ -236,7 +244,17 @@ class FMCSC(Averaging):
             self.sent_model = None
             self.goals = None
             in_order = {views: trained[views] for views in models}
-            return {"models": in_order, "weights": weights, "loss": loss}
+            kept = teacher if distils_own else {}
+            return {"models": in_order, "weights": weights, "loss": loss, "own": kept}
+
+        def train_round(self) -> float:
+            """The epochs of a round; the loss is that of the last optimizer."""
+            if self.algorithm.arrangement == "paper":
+                return self.learn(optimizer=self.optimizer(fresh=True))
+            loss = 0.0
+            for epoch in range(self.training.epochs):
+                loss = self.learn(range(epoch, epoch + 1), self.optimizer(fresh=True))
+            return loss
 
         @operation
         def train(self) -> float:  # type: ignore[override]
@@ -273,11 +291,15 @@ class FMCSC(Averaging):
             return self.reconstruction_loss(x, self.encoder.codes(x))
 
         def reconstruction_loss(self, x: dict[str, Tensor], codes: dict[str, Tensor]) -> Tensor:
-            """Reconstruction of every view from its own code."""
+            """Reconstruction of every view from its code; in "program" missing ones are zeros."""
             losses = []
-            for name, rows in modalities(x).items():
+            views = modalities(x)
+            for name, rows in views.items():
                 rebuilt = self.encoder.auto.decoders[name](codes[name]).expand_as(rows.flatten(1))
                 losses.append(reconstruction(rows.flatten(1), rebuilt, weights=x[name + MARK]))
+            if self.algorithm.arrangement == "program":
+                for name in codes.keys() - views.keys():
+                    losses.append(self.encoder.auto.decoders[name](codes[name]).square().mean())
             return torch.stack(losses).sum()
 
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
@@ -293,7 +315,10 @@ class FMCSC(Averaging):
                     present = x[name + MARK] > 0
                     feature = encoder.view[name](codes[name])
                     contrast = nt_xent(
-                        h[present], feature[present], method.temperature, method.cosine
+                        h[present],
+                        feature[present],
+                        method.temperature,
+                        cosine=method.arrangement == "paper",
                     )
                     loss = loss + contrast
             elif self.sent_model is not None:
