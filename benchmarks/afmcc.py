@@ -186,10 +186,10 @@ def bench_afmcc_degeneration(study: Study) -> dict:
         algorithm = f"algorithm={{name: fmcsc, constraint: {weight}}}"
         settings[name] = [algorithm, f"epochs={EPOCHS}", "batch_size=256"]
         steps_per_round[name] = EPOCHS
-    for word, weight in CONSTRAINTS.items():
+    for word, constraint in CONSTRAINTS.items():
         for contrast in ("all", "others"):
             name = f"contrast with {contrast}, {word}"
-            settings[name] = [f"contrast={contrast}", "steps=5", *weight]
+            settings[name] = [f"contrast={contrast}", "steps=5", *constraint]
             steps_per_round[name] = 5 * SUBSETS
     rows: dict[str, Row] = {}
     common = ("alone=false", "evaluations=20", "checkpoint=1000")
