@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from statistics import mean
 from unittest.mock import Mock
 
 import pytest
@@ -28,6 +29,7 @@ STUDIES = [
     "afmcc",
     "afmcc-asynchronous",
     "afmcc-ablation",
+    "afmcc-defaults",
     "afmcc-rivals",
     "afmcc-parameters",
     "afmcc-federation",
@@ -165,20 +167,35 @@ def test_every_setting_loads_and_every_row_is_told(asked, tmp_path, name, quick)
     told = json.loads((tmp_path / f"{name}{'-quick' * quick}.json").read_text())
     rows = next(told[key] for key in ("rows", "by_budget", "by_setting") if key in told)
     assert len(rows) == 2 if quick else len(rows) >= 2
-    first = 100 if name in ("rivals-rates", "hapt-causes") else 0
+    on_others = name in ("rivals-rates", "hapt-causes", "afmcc-defaults")  # not on those reported
+    first = 100 if on_others else 0
+    pairs = ("rivals-rates", "afmcc-defaults")
     searches = name in ("subflot", "subflot-bars", "fednca", "fednca-bars", "muscle-rank")
     searched = {100, 101} if searches and not quick else set()  # for learning rates
     assert {seed for _, _, seed in asked} - searched == {
         first + i
-        for i in range(1 if quick else 5 if "afmcc" in name else 2 if name == "rivals-rates" else 3)
+        for i in range(1 if quick else 2 if name in pairs else 5 if "afmcc" in name else 3)
     }
     assert len(set(asked)) == len(asked)
     if "afmcc" in name:
         assert {scenario for scenario, _, _ in asked if quick} <= {"afmcc-digits"}
+        acc = 50 + mean(seed for _, _, seed in asked)
         assert all(
-            row["acc"] == (50 if quick else 52) and row["joint_nmi"] == 40 and row["seconds"] == 2
+            row["acc"] == acc and row["joint_nmi"] == 40 and row["seconds"] == 2
             for row in rows.values()
         )
+
+
+def test_made_up_views_mix_up_two_kinds_each():
+    table = benchmark_module("afmcc").made_up_views()
+    kind = table.targets["class"]
+
+    def apart(view, a, b):
+        rows = table.x[view]
+        return (rows[kind == a].mean(0) - rows[kind == b].mean(0)).norm()
+
+    assert apart("narrow", 0, 1) < 0.3 * apart("narrow", 2, 3)
+    assert apart("wide", 2, 3) < 0.5 * apart("wide", 0, 1)
 
 
 def test_the_tables_rows_are_their_mixes(asked, tmp_path):
