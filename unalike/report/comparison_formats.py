@@ -53,7 +53,7 @@ def summary_rows(result: dict) -> Rows:
     differences = {entry["group"]: entry for entry in result["differences"]}
     names = [
         "method", "seeds", "mean gain %", "lowest decile %", "spread %",
-        f"mean value {unit}".strip(), "degraded", "up", "down",
+        f"mean value {unit}".strip(), "degraded clients", "up", "down",
         f"difference to {first}",
     ]  # fmt: skip
     rows = [names]

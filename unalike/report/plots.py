@@ -217,6 +217,8 @@ def plot_client_curves(run: Run) -> ReportFigure | None:
     if after:
         legend.append(("ring", "soft", f"federated, {stages[-1]}"))
     caption = "Clients with the same metric share one scale."
+    if after:
+        caption += f" A round is measured twice: {stages[0]} (line) and {stages[-1]} (rings)."
     if len(shown) < len(known):
         caption += f" The {len(shown)} clients with the smallest gain, of {len(known)}."
     last = []
