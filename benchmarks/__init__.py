@@ -33,6 +33,7 @@ MODULES = (
     "recording",
     "speed",
     "subflot",
+    "tracking",
 )
 
 

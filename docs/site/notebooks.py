@@ -25,6 +25,8 @@ def write_pages(folder: Path, out: Path, execute: bool) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     gallery = ["# Notebooks", "", "Each runs in seconds on a laptop, without a GPU or a download."]
+    gallery += ["In the pictures dashed lines, and rings at the end of a bar, are clients trained"]
+    gallery += ["alone; solid lines and dots are the same clients in the federation."]
     for file in sorted(folder.glob("*.ipynb")):
         book = run(file) if execute else json.loads(file.read_text())
         page, pictures = render(book, file.stem)

@@ -41,6 +41,7 @@ def fabricate(
     arrivals=False,
     shift=0.0,
     python=False,
+    by_label=None,
 ):
     """Write one run folder. `shift` moves every value reached together."""
     clients = clients or CLIENTS
@@ -126,6 +127,8 @@ def fabricate(
     if finished:
         events.append({"event": "finish", "seconds": 20.1})
         came = results(clients, algorithm, scenario, seed, alone, safeguard, failures, shift)
+        if by_label is not None:
+            came["by_label"] = by_label
         (folder / "results.json").write_text(json.dumps(came))
     (folder / "events.jsonl").write_text(
         "".join(

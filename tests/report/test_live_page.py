@@ -278,6 +278,7 @@ def test_readers_get_the_page_its_changes_and_the_end(folder, writer):
             if len(seen) == 1 and seen[-1]["state"] == "waiting":
                 writer.start()
             if len(seen) == 2:
+                writer.round(1)
                 await feed.end()
         await follow
         return seen
@@ -288,6 +289,38 @@ def test_readers_get_the_page_its_changes_and_the_end(folder, writer):
         patch.setattr("unalike.report.live_server.GRACE", 0.01)
         seen = asyncio.run(look())
     assert [message["state"] for message in seen] == ["waiting", "running", "running"]
+    assert "1 of 4 rounds" in str(seen[2]["sections"])
+
+
+def test_while_nobody_looks_nothing_is_drawn_and_what_a_page_drew_all_readers_get(
+    folder, writer, monkeypatch
+):
+    monkeypatch.setattr("unalike.report.live_server.EVERY", 0.01)
+
+    async def look():
+        feed = Feed(live_run(folder))
+        follow = asyncio.create_task(feed.follow())
+        await asyncio.sleep(0.1)
+        assert feed.drawn == 0
+        changes = feed.read()
+        states = []
+        async for text in changes:
+            if text.startswith("id"):
+                states.append(json.loads(text.partition("data: ")[2])["state"])
+                if len(states) == 2:
+                    break
+                writer.start()
+                feed.page()  # somebody else loads the page: this reader is told all the same
+        await changes.aclose()
+        drawn = feed.drawn
+        writer.round(1)
+        await asyncio.sleep(0.1)
+        assert feed.drawn == drawn
+        await feed.end()
+        await follow
+        return states
+
+    assert asyncio.run(look()) == ["waiting", "running"]
 
 
 def test_looking_whether_a_run_is_going_on_never_keeps_a_start_out(folder):

@@ -28,6 +28,7 @@ def test_results_are_a_table_with_degraded_clients_in_red_and_names_escaped():
     assert "&lt;b&gt;ada&lt;/b&gt;" in shown and "<b>ada" not in shown
     assert "color:#b3311f;font-weight:bold'>−30.0 %</td>" in shown
     assert "<b>degraded</b> 1 of 2: ben" in shown
+    assert shown.count("<td class='detail'") == 2 * 2  # model and task: no room on a phone
 
 
 def test_figures_carry_their_colours_and_escape_their_words():

@@ -15,7 +15,8 @@ def test_the_critical_difference_is_that_of_the_papers_example():
     assert told["critical_difference"] == pytest.approx(1.25, abs=0.005)
     assert told["ranks"] == {"d": 1.0, "c": 2.0, "b": 3.0, "a": 4.0}
     assert told["friedman"]["chi2"] == pytest.approx(42.0)  # 14 * (4 - 1): all agree
-    assert "Not told apart from d: c." in describe_ranks(told | {"scenarios": list(scores)})
+    told |= {"scenarios": list(scores), "against": "a"}
+    assert "Not told apart from d: c." in describe_ranks(told)
 
 
 def test_methods_are_ranked_by_their_gain_on_each_scenario(make):
@@ -28,6 +29,7 @@ def test_methods_are_ranked_by_their_gain_on_each_scenario(make):
     told = rank_methods(folders)
     assert told["methods"] == ["ditto", "fedprox", "fedavg"]
     assert told["gains"]["hapt"]["fedavg"] == 0 < told["gains"]["hapt"]["fedprox"]
+    assert "mean gains over fedavg." in describe_ranks(told)
     for format in FORMATS:
         assert "ditto" in format_rows(rank_rows(told), describe_ranks(told), format)
     with pytest.raises(UserError, match="two methods or more"):

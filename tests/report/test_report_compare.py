@@ -235,6 +235,20 @@ def test_many_groups_fit_in_eighty_columns(make):
     assert "G − A" in text and "fedmuscle mu=6" in text
 
 
+def test_the_terminal_shows_a_metric_of_each_label_by_group(make):
+    paths = [
+        make(name, algorithm=name, by_label={"even": {"f1": f1, "auc": 99.0}})
+        for name, f1 in (("fednca", 61.0), ("fedavg", 72.5))
+    ]
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    show_comparison(compare(paths), console, label_metric="auc")
+    lines = [line.split() for line in printed(compare(paths)).splitlines()]
+    assert ["label,", "F1", "%", "A", "B"] in lines and ["even", "61.0", "72.5"] in lines
+    text = console.file.getvalue()
+    assert "label, AUC %" in text and "99.0" in text and "72.5" not in text
+    assert "label," not in printed(compare([make("a"), make("b", seed=1)]))
+
+
 def test_clustering_runs_are_compared_by_federation_metrics_too(make):
     paths = []
     for name, shift in (("a", 0), ("b", 5)):

@@ -59,10 +59,17 @@ def test_the_last_matrix_is_plotted(make):
             columns=["x", "y", "z"],
         )
     figure = titled(folder, "Weights")
-    assert (
-        "In round 2, from 0, the palest, to 2, the darkest" in figure.caption
-        and "&lt;c&gt;" in figure.svg
-    )
+    assert figure.caption == "In round 2." and "&lt;c&gt;" in figure.svg
+    assert figure.svg.count(">2</text>") == 3 and figure.svg.count(">0</text>") == 6
+
+
+def test_a_large_matrix_is_shades_and_a_square_one_says_who_gets_from_whom(make):
+    folder = make()
+    names = [f"c{place}" for place in range(20)]
+    write_figure(folder, "weights", 3, matrix=2 * np.eye(20), rows=names, columns=names)
+    caption = "In round 3, from 0, the palest, to 2, the darkest; a row is what one gets from each"
+    figure = titled(folder, "Weights")
+    assert figure.caption == f"{caption} column." and ">2</text>" not in figure.svg
 
 
 def test_unreadable_or_constant_arrays_do_no_harm(make):

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as tree
 from html.parser import HTMLParser
 
 import pytest
+import yaml
 
 from unalike.report import curves, mpl, read, write
 from unalike.report.mpl import CLIENT_COLOURS, drawing_style
@@ -313,3 +314,18 @@ def test_a_narrow_screen_leaves_out_model_and_task_in_head_and_body(make):
     assert table.count('<th scope="col" class="detail">') == 2
     assert table.count('<td class="detail">') == 2 * table.count("<tr><td>")
     assert ".detail { display: none; }" in page
+
+
+def test_simulated_time_is_told_where_clients_have_unlike_speeds_or_a_deadline(make):
+    def page(name, speeds, **federation):
+        folder = make(name, federation=federation)
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        for place, client in enumerate(config["clients"]):
+            client["speed"] = speeds[place % len(speeds)]
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        return write(folder).read_text()
+
+    clock = "20.0 s on the simulated clock"
+    assert clock not in page("alike", [1000.0], deadline=None, tick=0.0)
+    assert clock in page("unlike", [1000.0, 200.0])
+    assert clock in page("late", [1000.0], deadline=3.0)

@@ -62,6 +62,63 @@ def test_markdown_has_a_row_for_each_group_and_client(paths):
     assert leaf == "| leaf | **85.1 ± 0.2** | 83.0 ± 0.0 |"
 
 
+def by_label(even, high, **more):
+    """What a multi-label run measured: F1 of `even` and `high`, AUC 10 points above it."""
+    scores = {"even": even, "high": high, **more}
+    return {label: {"f1": f1, "auc": f1 + 10, "positives": 7.0} for label, f1 in scores.items()}
+
+
+@pytest.fixture
+def labelled(make):
+    """F1 of `even` is 60, 70 in fednca and 80, 80 in fedavg, of `high` 50, 52 and 40, 42."""
+    scores = {"fednca": [(60.0, 50.0), (70.0, 52.0)], "fedavg": [(80.0, 40.0), (80.0, 42.0)]}
+    return [
+        make(f"{method}-{seed}", algorithm=method, seed=seed, by_label=by_label(*own[seed]))
+        for method, own in scores.items()
+        for seed in range(2)
+    ]
+
+
+def test_labels_are_averaged_over_seeds(labelled):
+    result = compare(labelled)
+    assert result["labels"] == ["even", "high"]
+    nca, avg = result["groups"]
+    assert nca["labels"]["even"]["f1"]["mean"] == 65 and avg["labels"]["high"]["auc"]["mean"] == 51
+    half = 12.706 * 50**0.5 / 2**0.5  # t(0.975, 1) s / sqrt(2), s of 60 and 70
+    assert nca["labels"]["even"]["f1"]["high"] == pytest.approx(65 + half, abs=0.01)
+
+
+def test_tables_have_a_row_for_each_label_with_the_best_method_bold(labelled, make):
+    result = compare(labelled)
+    labels = format_comparison(result, "markdown").split("\n\n")[2].splitlines()
+    assert labels[0] == "| label (F1 %) | fednca | fedavg |"
+    assert labels[2] == "| even | 65.0 ± 63.5 | **80.0 ± 0.0** |"
+    assert labels[3].startswith("| high | **51.0")
+    assert r"label (AUC \%) & fednca & fedavg" in format_comparison(result, "latex", "auc")
+    rows = list(csv.DictReader(io.StringIO(format_comparison(result, "csv"))))
+    numbers = {(r["group"], r["quantity"], r["label"]): r["mean"] for r in rows if r["label"]}
+    assert numbers["fednca", "auc", "even"] == "75.0" and len(numbers) == 2 * 2 * 3
+    assert {r["unit"] for r in rows if r["quantity"] == "positives"} == {""}
+    with pytest.raises(UserError, match='There is no metric of labels "f2"'):
+        format_comparison(result, "latex", "f2")
+
+
+def test_labels_that_a_run_did_not_measure_are_left_out(make):
+    more = make("more", by_label=by_label(60.0, 50.0, rare=1.0))
+    few = make("few", seed=1, by_label=by_label(61.0, 51.0))
+    assert compare([more, few])["labels"] == ["even", "high"]
+    without = compare([more, make("none", seed=2)])
+    assert without["labels"] == [] and "label" not in format_comparison(without, "markdown")
+
+
+def test_a_metric_that_is_undefined_in_a_run_counts_where_it_is_defined(make):
+    scores = by_label(60.0, 50.0)
+    del scores["even"]["auc"]  # only positives in this seed's test rows
+    paths = [make("a", by_label=scores), make("b", seed=1, by_label=by_label(62.0, 52.0))]
+    (group,) = compare(paths)["groups"]
+    assert group["labels"]["even"]["auc"] == {"mean": 72.0, "low": None, "high": None, "n": 1}
+
+
 def test_latex_is_escaped(paths, make):
     text = format_comparison(compare([make("a"), make("b", fields={"a_b": "x&y"})]), "latex")
     assert r"a\_b=x\&y" in text and text.count(r"\toprule") == 2

@@ -221,6 +221,31 @@ def test_a_store_that_hangs_does_not_hold_the_run(run, monkeypatch):
     assert time.time() - start < 15
 
 
+def test_a_run_does_not_wait_for_the_import_of_a_tracker(run, monkeypatch):
+    order = []
+
+    def build_slowly(name):
+        time.sleep(0.3)
+        order.append("tracker is there")
+        return Broken("open")
+
+    def watch(event, **facts):
+        order.append(event)
+
+    monkeypatch.setattr(follow, "build_tracker", build_slowly)
+    run(track="tensorboard", watch=watch)
+    assert order.index("start") < order.index("tracker is there")
+
+
+def test_a_tracker_whose_package_cannot_be_imported_is_told(run, monkeypatch):
+    def build(name):
+        raise ImportError("no module of that name")
+
+    monkeypatch.setattr(follow, "build_tracker", build)
+    with pytest.warns(RuntimeWarning, match="ImportError: no module of that name"):
+        assert run(track="tensorboard").rounds == 3
+
+
 def test_unknown_and_missing_trackers_are_mistakes(run, monkeypatch, tmp_path):
     with pytest.raises(UserError, match='Did you mean "mlflow"'):
         run(track="mlfow")

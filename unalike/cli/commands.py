@@ -463,6 +463,14 @@ def compare(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw curves: .pdf, .svg or .png.")
     ] = None,
+    label_metric: Annotated[
+        str,
+        typer.Option(
+            metavar="METRIC",
+            help="Of each label of multi-label clients: f1, auc, average_precision, precision "
+            "or recall.",
+        ),
+    ] = "f1",
     as_json: Json = False,
 ) -> None:
     """Compare runs, paired over seeds, with confidence intervals.
@@ -486,9 +494,9 @@ def compare(
     if as_json or format == "json":
         print_json(result)
     elif format == "table":
-        report.show_comparison(result)
+        report.show_comparison(result, label_metric=label_metric)
     else:
-        typer.echo(report.format_comparison(result, format), nl=False)
+        typer.echo(report.format_comparison(result, format, label_metric), nl=False)
 
 
 def show_ranks(paths: list[Path], against: str | None, format: str) -> None:

@@ -46,9 +46,11 @@ def compare(paths: Iterable[str | Path], against: str | None = None) -> dict:
         against: label of the group that gains are over; None where each run has its own baseline.
         clients, left_out: clients with a value in every run, and the others.
         units, lower_is_better: unit by client; clients whose metric should fall.
+        labels: labels of multi-label tasks that were measured in every run.
         groups: averages of each group: mean gain (`delta`), lowest decile and spread of gains over
-            clients, degraded clients (`losers`) and more; an average is {"mean", "low", "high",
-            "n"}, with one seed without an interval (low and high are None).
+            clients, degraded clients (`losers`) and more, `labels` with an average of each label
+            and metric; an average is {"mean", "low", "high", "n"}, with one seed without an
+            interval (low and high are None).
         differences: each group against the first, paired by seed, positive where better;
             `same_alone` says whether both had the same local baselines (None: no pair).
     Raises: UserError if the runs cannot be compared.
@@ -78,6 +80,7 @@ def compare(paths: Iterable[str | Path], against: str | None = None) -> dict:
     remaining = [label for label in groups if label != reference]
     baseline = None if against is None else by_seed[reference]
     entries = {client: runs[0].clients[client] for client in common}
+    labels = _common_labels(runs)
     return {
         "scenario": runs[0].scenario,
         "level": LEVEL,
@@ -86,8 +89,10 @@ def compare(paths: Iterable[str | Path], against: str | None = None) -> dict:
         "left_out": [client for client in every_client if client not in common],
         "units": {client: unit_of(entry) for client, entry in entries.items()},
         "lower_is_better": [c for c, entry in entries.items() if not higher_is_better(entry)],
+        "labels": labels,
         "groups": [
             _summarise_group(label, settings[label], by_seed[label], common, baseline)
+            | {"labels": _average_labels(groups[label], labels)}
             for label in (reference, *remaining)
         ],
         "differences": [
@@ -276,6 +281,28 @@ def _average_value(runs: list[Run], client: str) -> dict:
     return interval([_value(run, client) for run in runs])
 
 
+def _label_metrics(run: Run) -> dict[str, dict]:
+    """Return the metrics of each label, which runs of multi-label tasks have."""
+    by_label = (run.results or {}).get("by_label")
+    return by_label if isinstance(by_label, dict) else {}
+
+
+def _common_labels(runs: list[Run]) -> list[str]:
+    """Return the labels that every run measured."""
+    measured = [_label_metrics(run) for run in runs]
+    return [label for label in measured[0] if all(label in other for other in measured)]
+
+
+def _average_labels(runs: list[Run], labels: list[str]) -> dict[str, dict[str, dict]]:
+    """Return {label: {metric: average over seeds}}."""
+    averages: dict[str, dict[str, dict]] = {}
+    for label in labels:
+        of_runs = [_label_metrics(run)[label] for run in runs]
+        names = dict.fromkeys(name for metrics in of_runs for name in metrics)
+        averages[label] = {name: _average(of_runs, methodcaller("get", name)) for name in names}
+    return averages
+
+
 def _count_losses(results: list[dict], clients: list[str]) -> dict[str, int]:
     """Return in how many runs each client was degraded."""
     counts = dict.fromkeys(clients, 0)
@@ -373,12 +400,19 @@ def _mean_value(run: Run, common: list[str]) -> float:
     return math.fsum(_value(run, client) for client in common) / len(common)
 
 
-def show_comparison(result: dict, console: Any = None) -> None:
-    """Print a comparison, as `compare` returns it, as tables."""
+def show_comparison(result: dict, console: Any = None, label_metric: str = "f1") -> None:
+    """Print a comparison, as `compare` returns it, as tables.
+
+    Args:
+        result: what `compare` returned.
+        console: of rich; by default the terminal.
+        label_metric: in the table of labels: f1, auc, average_precision, precision or recall.
+    """
     from rich.console import Console
 
+    from unalike.report.comparison_formats import check_label_metric
     from unalike.report.comparison_table import tables
 
     console = console or Console()
-    for part in tables(result, console.width):
+    for part in tables(result, console.width, check_label_metric(label_metric)):
         console.print(part)

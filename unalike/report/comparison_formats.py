@@ -9,6 +9,12 @@ from unalike.base.errors import UserError, unknown_name
 from unalike.report.formatting import MISSING, format_bytes, format_metric, printable
 
 Rows = list[list[str]]
+LABEL_METRIC = "f1"  # of the metrics of each label, the one that tables show
+LABEL_TITLES = {
+    "f1": "F1", "auc": "AUC", "average_precision": "AP", "precision": "precision",
+    "recall": "recall",
+}  # fmt: skip
+NO_AVERAGE = {"mean": None, "low": None, "high": None, "n": 0}
 LATEX_SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -16,19 +22,28 @@ LATEX_SPECIAL = {
 }  # fmt: skip
 
 
-def format_comparison(result: dict, format: str) -> str:
+def format_comparison(result: dict, format: str, label_metric: str = LABEL_METRIC) -> str:
     """Return a comparison as text that ends in a newline.
 
-    Markdown and LaTeX have two tables: groups with their averages, and clients by group with the
-    best mean in bold. CSV has one line for each number.
+    Markdown and LaTeX have a table of groups with their averages, one of clients by group with the
+    best mean in bold and, of multi-label tasks, one of labels by group. CSV has one line for each
+    number.
 
     Args:
         result: what `compare` returned.
         format: one of FORMATS.
+        label_metric: the metric in the table of labels, one of LABEL_TITLES; CSV has all.
     """
     if format not in FORMATS:
         raise UserError(unknown_name("format", format, FORMATS))
-    return FORMATS[format](result)
+    return FORMATS[format](result, check_label_metric(label_metric))
+
+
+def check_label_metric(name: str) -> str:
+    """Return `name`. Raises: UserError if it is no metric of labels."""
+    if name not in LABEL_TITLES:
+        raise UserError(unknown_name("metric of labels", name, LABEL_TITLES))
+    return name
 
 
 def summary_rows(result: dict) -> Rows:
@@ -38,7 +53,7 @@ def summary_rows(result: dict) -> Rows:
     differences = {entry["group"]: entry for entry in result["differences"]}
     names = [
         "method", "seeds", "mean gain %", "lowest decile %", "spread %",
-        f"mean value {unit}".strip(), "degraded", "up", "down",
+        f"mean value {unit}".strip(), "degraded clients", "up", "down",
         f"difference to {first}",
     ]  # fmt: skip
     rows = [names]
@@ -66,16 +81,40 @@ def client_rows(result: dict, emphasise: Callable[[str], str]) -> Rows:
     """Return a header and one row per client: its value in each group, the best one emphasised."""
     rows = [["client", *(group["label"] for group in result["groups"])]]
     for client in result["clients"]:
-        unit = result["units"].get(client, "%")
         averages = [group["clients"][client] for group in result["groups"]]
-        means = [average["mean"] for average in averages]
-        best = min(means) if client in result["lower_is_better"] else max(means)
-        cells = []
-        for average in averages:
-            text = format_average(average, unit)
-            cells.append(emphasise(text) if average["mean"] == best else text)
-        rows.append([client, *cells])
+        best = min if client in result["lower_is_better"] else max
+        unit = result["units"].get(client, "%")
+        rows.append([client, *_emphasise_best(averages, best, unit, emphasise)])
     return rows
+
+
+def label_rows(result: dict, emphasise: Callable[[str], str], metric: str) -> Rows:
+    """Return a header and one row per label: a metric of it in each group, the best emphasised.
+
+    The metric is a mean over the clients that have the label. Empty where no label was measured.
+    """
+    if not result["labels"]:
+        return []
+    title = f"label ({LABEL_TITLES[metric]} %)"
+    rows = [[title, *(group["label"] for group in result["groups"])]]
+    for label in result["labels"]:
+        averages = [group["labels"][label].get(metric, NO_AVERAGE) for group in result["groups"]]
+        rows.append([label, *_emphasise_best(averages, max, "%", emphasise)])
+    return rows
+
+
+def _emphasise_best(
+    averages: list[dict], best: Callable, unit: str, emphasise: Callable[[str], str]
+) -> list[str]:
+    """Return averages as text, those with the best mean emphasised."""
+    known = [average["mean"] for average in averages if average["mean"] is not None]
+    first = best(known, default=None)
+    cells = []
+    for average in averages:
+        text = format_average(average, unit)
+        is_best = average["mean"] is not None and average["mean"] == first
+        cells.append(emphasise(text) if is_best else text)
+    return cells
 
 
 def format_average(average: dict, unit: str = "%") -> str:
@@ -93,52 +132,62 @@ def format_average(average: dict, unit: str = "%") -> str:
     return f"{text} ± {format_metric((average['high'] - average['low']) / 2, unit)}"
 
 
-def to_markdown(result: dict) -> str:
-    """Return the two tables and a note, as GitHub shows them."""
-    parts = [_markdown_table(summary_rows(result))]
-    parts.append(_markdown_table(client_rows(result, _mark)))
+def to_markdown(result: dict, label_metric: str = LABEL_METRIC) -> str:
+    """Return the tables and a note, as GitHub shows them."""
+    parts = [_markdown_table(rows) for rows in _tables(result, label_metric)]
     return "\n".join([*parts, printable(_note(result)) + "\n"])
 
 
-def to_latex(result: dict) -> str:
-    """Return the two tables for the package booktabs."""
-    parts = [
-        f"% {printable(_note(result))}",
-        _latex_table(summary_rows(result)),
-        _latex_table(client_rows(result, _mark)),
-    ]
-    return "\n".join(parts)
+def to_latex(result: dict, label_metric: str = LABEL_METRIC) -> str:
+    """Return the tables for the package booktabs."""
+    parts = [_latex_table(rows) for rows in _tables(result, label_metric)]
+    return "\n".join([f"% {printable(_note(result))}", *parts])
 
 
-def to_csv(result: dict) -> str:
-    """Return one line per number: group, quantity, client, unit, mean, low, high, n."""
+def _tables(result: dict, label_metric: str) -> list[Rows]:
+    """Return the rows of each table: groups, clients, and labels where there are any."""
+    tables = [summary_rows(result), client_rows(result, _mark)]
+    tables.append(label_rows(result, _mark, label_metric))
+    return [rows for rows in tables if rows]
+
+
+def to_csv(result: dict, label_metric: str = LABEL_METRIC) -> str:
+    """Return one line per number: group, quantity, client, label, unit, mean, low, high, n.
+
+    It has all metrics of labels, whatever `label_metric`.
+    """
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["group", "quantity", "client", "unit", "mean", "low", "high", "n"])
+    writer.writerow(["group", "quantity", "client", "label", "unit", "mean", "low", "high", "n"])
 
-    def write(group: str, quantity: str, average: dict, unit: str, client: str = "") -> None:
+    def write(
+        group: str, quantity: str, average: dict, unit: str, client: str = "", label: str = ""
+    ) -> None:
         numbers = [average[key] for key in ("mean", "low", "high", "n")]
-        writer.writerow([group, quantity, client, unit, *numbers])
+        writer.writerow([group, quantity, client, label, unit, *numbers])
 
     unit = _common_unit(result)
     for group in result["groups"]:
-        label = group["label"]
-        write(label, "gain", group["delta"], "%")
-        write(label, "lowest decile of gains", group["decile"], "%")
-        write(label, "spread of gains", group["spread"], "%")
-        write(label, "value", group["value"], unit)
-        write(label, "degraded", group["losers"], "clients")
+        name = group["label"]
+        write(name, "gain", group["delta"], "%")
+        write(name, "lowest decile of gains", group["decile"], "%")
+        write(name, "spread of gains", group["spread"], "%")
+        write(name, "value", group["value"], unit)
+        write(name, "degraded", group["losers"], "clients")
         for direction, average in group["bytes"].items():
-            write(label, f"bytes {direction}", average, "bytes")
-        write(label, "seconds", group["seconds"], "s")
+            write(name, f"bytes {direction}", average, "bytes")
+        write(name, "seconds", group["seconds"], "s")
         for client, average in group["clients"].items():
-            write(label, "value", average, result["units"].get(client, "%"), client)
+            write(name, "value", average, result["units"].get(client, "%"), client)
+        for label, metrics in group["labels"].items():
+            for metric, average in metrics.items():
+                write(name, metric, average, "" if metric == "positives" else "%", label=label)
     for difference in result["differences"]:
-        label = difference["group"]
+        name = difference["group"]
         quantity = f"difference to {difference['reference']}"
-        write(label, quantity, difference, unit)
+        write(name, quantity, difference, unit)
         for client, average in difference["clients"].items():
-            write(label, quantity, average, result["units"].get(client, "%"), client)
+            write(name, quantity, average, result["units"].get(client, "%"), client)
     return text.getvalue()
 
 
@@ -153,7 +202,7 @@ def format_rows(rows: Rows, note: str, format: str) -> str:
     return f"{_markdown_table(rows)}\n{printable(note)}\n"
 
 
-FORMATS: dict[str, Callable[[dict], str]] = {
+FORMATS: dict[str, Callable[[dict, str], str]] = {
     "markdown": to_markdown,
     "latex": to_latex,
     "csv": to_csv,

@@ -1,5 +1,6 @@
 """A comparison as tables in the terminal, from what `compare` returns."""
 
+from collections.abc import Callable
 from string import ascii_uppercase
 from typing import Any
 
@@ -7,6 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from unalike.report.comparison_formats import LABEL_METRIC, LABEL_TITLES, NO_AVERAGE
 from unalike.report.formatting import (
     MISSING,
     count_noun,
@@ -22,12 +24,13 @@ CLIENT_WIDTH = 18  # columns of the terminal for a client's name
 GROUP_WIDTH = 15  # and for each group
 
 
-def tables(result: dict, width: int = 80) -> list[Any]:
-    """Return the parts to print: groups by letter, averages, clients, and differences.
+def tables(result: dict, width: int = 80, label_metric: str = LABEL_METRIC) -> list[Any]:
+    """Return the parts to print: groups by letter, averages, clients, labels, and differences.
 
     Args:
         result: what `compare` returned.
         width: columns of the terminal.
+        label_metric: of each label in the table of labels, one of LABEL_TITLES.
     """
     groups = {_letter(place): group for place, group in enumerate(result["groups"])}
     units = result.get("units", {})
@@ -42,6 +45,7 @@ def tables(result: dict, width: int = 80) -> list[Any]:
     parts.append(_averages(groups, unit))
     parts += _federation(groups, unit)
     parts += _clients(groups, result["clients"], width, units)
+    parts += _labels(groups, result["labels"], width, label_metric)
     if result["differences"]:
         parts.append(_differences(result, groups, units))
     return parts + _footnotes(result, groups)
@@ -90,20 +94,41 @@ def _clients(
     groups: dict[str, dict], clients: list[str], width: int, units: dict[str, str]
 ) -> list[Table]:
     """Return each client's value in each group, as many groups side by side as fit."""
+
+    def cell(group: dict, client: str) -> Text:
+        degraded = bool(group["lost"][client])
+        unit = units.get(client, "%")
+        return _average(group["clients"][client], degraded=degraded, unit=unit)
+
+    return _by_group("client", groups, clients, width, cell)
+
+
+def _labels(groups: dict[str, dict], labels: list[str], width: int, metric: str) -> list[Table]:
+    """Return a metric of each label in each group, as many groups side by side as fit."""
+
+    def cell(group: dict, label: str) -> Text:
+        return _average(group["labels"][label].get(metric, NO_AVERAGE))
+
+    title = f"label, {LABEL_TITLES[metric]} %"
+    return _by_group(title, groups, labels, width, cell) if labels else []
+
+
+def _by_group(
+    title: str,
+    groups: dict[str, dict],
+    names: list[str],
+    width: int,
+    cell: Callable[[dict, str], Text],
+) -> list[Table]:
+    """Return tables with a row per name and a column per group, as many groups as fit."""
     fitting = max(1, (width - CLIENT_WIDTH) // GROUP_WIDTH)
     parts = []
     letters = list(groups)
     for start in range(0, len(letters), fitting):
         shown = letters[start : start + fitting]
-        table = _table("client", *shown)
-        for client in clients:
-            cells = []
-            for letter in shown:
-                group = groups[letter]
-                degraded = bool(group["lost"][client])
-                unit = units.get(client, "%")
-                cells.append(_average(group["clients"][client], degraded=degraded, unit=unit))
-            table.add_row(Text(printable(client)), *cells)
+        table = _table(title, *shown)
+        for name in names:
+            table.add_row(Text(printable(name)), *(cell(groups[letter], name) for letter in shown))
         parts.append(table)
     return parts
 

@@ -115,7 +115,7 @@ def plot_traffic(run: Run) -> ReportFigure | None:
         up_text = format_bytes(total["up"])
         sums.append(f"{operation} {up_text} up and {format_bytes(total['down'])} down")
     description = f"Stacked bars of what was sent for each operation: {join_names(sums, 8)}."
-    caption = "By operation, as the ledger counts it."
+    caption = "By operation, which is what the server asks of a client, as in ledger.csv."
     measuring = all_bytes - own["up"] - own["down"]
     if run.results and measuring:
         caption += f" Measuring took {format_bytes(measuring)} of it, left out of the totals above."

@@ -236,7 +236,9 @@ def _clients(live: LiveRun) -> str:
     if not clients:
         return ""
     curves = _Curves(run, live.progress())
-    note = "Solid: federated. Dashed: local. " if curves.local else ""
+    note = ""
+    if curves.local:
+        note = "By round. Solid: federated. Dashed: local, which is training alone. "
     if len(clients) <= MAX_PANELS:
         panels = "".join(curves.panel(client) for client in clients)
         note += "Clients with the same metric share one scale."
@@ -349,10 +351,9 @@ class _Curves:
         if federated:
             last = max(federated)
             parts.append(f'<circle cx="{x(last):.1f}" cy="{y(federated[last]):.1f}" r="3.5"/>')
-        elif not small:
+        elif not small and not local:
             middle = (LEFT + RIGHT) / 2
-            words = "training alone first" if local else "not measured yet"
-            parts.append(f'<text x="{middle}" y="62" text-anchor="middle">{words}</text>')
+            parts.append(f'<text x="{middle}" y="62" text-anchor="middle">not measured yet</text>')
         box = f"{LEFT} {TOP - 6} {RIGHT - LEFT + 6} {BOTTOM - TOP + 12}"
         return (
             f'<svg class="curve{" small" * small}" style="--tone: var(--{tone})" role="img" '

@@ -117,7 +117,7 @@ class LiveRun:
                 points = [(at, to_number(event.get("round")) or 0.0)]
                 last = at
             elif event["event"] == "evaluation" and event.get("who") == "alone":
-                stage = f"local baseline, round {event.get('round')} of {rounds}"
+                stage = f"first each client trains alone: round {event.get('round')} of {rounds}"
                 points = [(at, 0.0)]
             elif event["event"] == "sharing" or event.get("who") == "together":
                 stage = self.run.algorithm

@@ -40,7 +40,10 @@ HEADERS = {
 
 
 class Feed:
-    """The page of one run, drawn again when the run goes on, and handed to all who look at it."""
+    """The page of one run, drawn again when the run goes on, and handed to all who look at it.
+
+    While nobody looks, nothing is drawn: a run with a page costs little more than one without.
+    """
 
     def __init__(self, live: LiveRun):
         self.live = live
@@ -48,18 +51,19 @@ class Feed:
         self.state = ""
         self.title = ""
         self.sections: list[Section] = []
-        self.version = 0
+        self.drawn = 0  # times
+        self.version = 0  # the drawing that readers were told of
         self.news = asyncio.Condition()
         self.ended = False
         self.readers = 0
         self.pause = EVERY
 
-    def draw(self) -> bool:
-        """Read on, and draw the page where something is new; return whether that is so."""
+    def draw(self) -> None:
+        """Read on, and draw the page where something is new."""
         with self.drawing:
             start = time.monotonic()
             if not self.live.update() and self.sections:
-                return False
+                return
             try:
                 self.sections = render_sections(self.live)
             except Exception as error:  # the page of a run that has ended may fail on its files
@@ -72,7 +76,7 @@ class Feed:
             self.title = render_title(self.live)
             # A run of very many clients takes long to draw: a tenth of one core is enough.
             self.pause = max(EVERY, 10 * (time.monotonic() - start))
-            return True
+            self.drawn += 1
 
     @property
     def message(self) -> str:
@@ -88,7 +92,8 @@ class Feed:
         """Look at the run again and again, until `end`."""
         while not self.ended:
             try:
-                if await asyncio.to_thread(self.draw):
+                if self.readers:
+                    await asyncio.to_thread(self.draw)
                     await self._announce()
             except Exception:  # what is shown stays; the next event is another chance
                 traceback.print_exc()
@@ -96,8 +101,9 @@ class Feed:
 
     async def end(self) -> None:
         """Draw the last state and let all readers go once they have it."""
-        with suppress(Exception):  # then the last state that could be drawn is the last
-            await asyncio.to_thread(self.draw)
+        if self.readers:
+            with suppress(Exception):  # then the last state that could be drawn is the last
+                await asyncio.to_thread(self.draw)
         self.ended = True
         await self._announce()
         deadline = time.monotonic() + GRACE
@@ -106,7 +112,7 @@ class Feed:
 
     async def _announce(self) -> None:
         async with self.news:
-            self.version += 1
+            self.version = self.drawn
             self.news.notify_all()
 
     async def read(self) -> AsyncIterator[str]:
@@ -129,7 +135,7 @@ class Feed:
     async def _wait_for_news(self, seen: int) -> bool:
         try:
             async with asyncio.timeout(BEAT), self.news:
-                await self.news.wait_for(lambda: seen != self.version)
+                await self.news.wait_for(lambda: seen != self.version or self.ended)
         except TimeoutError:
             return False
         return True

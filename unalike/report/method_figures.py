@@ -18,6 +18,7 @@ from unalike.report.mpl import (
 POINT_PANELS = 4
 SHADES = 10  # of a matrix
 MAX_TICKS = 32  # names beside a matrix
+MAX_NUMBERS = 12  # columns of a matrix with a number in each square
 
 
 def plot_method_figures(run: Run) -> list[ReportFigure]:
@@ -122,7 +123,7 @@ def _draw_dots(axis: Any, positions: Any, tone: str, square: bool) -> None:
 
 
 def plot_matrix(run: Run, name: str, rounds: dict[int, dict]) -> ReportFigure:
-    """A square for each entry of the last matrix, the darker the larger.
+    """A square for each entry of the last matrix, the darker the larger; small ones have numbers.
 
     Args:
         rounds: by round, `matrix` (rows, columns) and the names of `rows` and `columns`.
@@ -147,10 +148,14 @@ def plot_matrix(run: Run, name: str, rounds: dict[int, dict]) -> ReportFigure:
     _name_ticks(axis.yaxis, arrays.get("rows", range(height)))
     long_names = any(len(str(column)) > 2 for column in arrays.get("columns", ()))
     axis.xaxis.set_tick_params(rotation=90 if long_names else 0)
-    caption = (
-        f"In round {number}, from {low:.3g}, the palest, to {high:.3g}, the darkest; a row is what "
-        "one gets from each column."
-    )
+    caption = f"In round {number}"
+    if width <= MAX_NUMBERS and height <= MAX_TICKS:
+        _write_numbers(axis, values, shades)
+    else:
+        caption += f", from {low:.3g}, the palest, to {high:.3g}, the darkest"
+    if "rows" in arrays and list(arrays["rows"]) == list(arrays.get("columns", ())):
+        caption += "; a row is what one gets from each column"
+    caption += "."
     description = f"A matrix of {height} by {width} shades, from {low:.3g} to {high:.3g}."
     drawing = draw(figure, name.replace(" ", "-"), description, phone=width <= MAX_TICKS)
     return ReportFigure(_title(name), caption, drawing)
@@ -177,6 +182,17 @@ def _draw_squares(axis: Any, cells: Any, strength: float) -> None:
         vertices += [(column + x, row + y) for x, y in corners]
     path = Path(vertices, codes * len(cells))
     axis.add_patch(PathPatch(path, facecolor=colour("up"), edgecolor="none", alpha=strength))
+
+
+def _write_numbers(axis: Any, values: Any, shades: Any) -> None:
+    """Write each value into its square."""
+    import numpy
+
+    for (row, column), value in numpy.ndenumerate(values):
+        tone = colour("paper" if shades[row, column] >= 0.6 * SHADES else "ink")
+        style = {"fontsize": 7, "color": tone, "ha": "center", "va": "center"}
+        text = f"{value:.1f}" if values.max() >= 10 else f"{value:.3g}"
+        axis.text(column, row, text, **style)
 
 
 def _tone(place: int) -> str:

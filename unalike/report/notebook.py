@@ -6,6 +6,7 @@ from typing import Any
 
 from unalike.report.folder import read
 from unalike.report.mpl import COLOURS, ReportFigure
+from unalike.report.page import DETAIL_COLUMNS
 from unalike.report.plots import plot_run
 from unalike.report.table import clients_table, facts
 
@@ -19,23 +20,23 @@ LIGHT = ";".join(f"--{name}:{light}" for name, (light, _) in COLOURS.items())
 def results_html(results: dict) -> str:
     """Return the table of clients and the main figures as HTML, as `show` prints them."""
     table = clients_table(results)
-    header = [_cell("th", column.header, column.justify) for column in table.columns]
+    header = [_cell("th", column.header, column) for column in table.columns]
     rows = ["".join(header)]
     for cells in zip(*(column.cells for column in table.columns), strict=True):
         columns = zip(cells, table.columns, strict=True)
-        rows.append("".join(_cell("td", cell, column.justify) for cell, column in columns))
+        rows.append("".join(_cell("td", cell, column) for cell, column in columns))
     caption = f"<caption style='text-align:left'><b>{escape(str(table.title))}</b></caption>"
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     lines = [f"<b>{escape(name)}</b> {escape(str(text))}" for name, text in facts(results)]
     return f"<div><table>{caption}{body}</table><p>{'<br>'.join(lines)}</p></div>"
 
 
-def _cell(tag: str, content: Any, justify: str) -> str:
-    align = "right" if justify == "right" else "left"
+def _cell(tag: str, content: Any, column: Any) -> str:
+    align = "right" if column.justify == "right" else "left"
     tone = TONES.get(str(getattr(content, "style", "")), "")
-    return (
-        f"<{tag} style='text-align:{align};padding:2px 10px;{tone}'>{escape(str(content))}</{tag}>"
-    )
+    kind = " class='detail'" if str(column.header) in DETAIL_COLUMNS else ""
+    style = f"text-align:{align};padding:2px 10px;{tone}"
+    return f"<{tag}{kind} style='{style}'>{escape(str(content))}</{tag}>"
 
 
 class Figures(list[ReportFigure]):

@@ -41,6 +41,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 METRIC_COLUMNS = {"local": "alone", "federated": "value", "safeguarded": "safeguarded"}
 NUMBER_COLUMNS = {*METRIC_COLUMNS, "gain", "missed", "epsilon"}
 DETAIL_COLUMNS = {"model", "modalities", "task"}  # left out on a narrow screen
+SPEEDS = ("speed", "link", "latency")  # of a client on the simulated clock
 
 
 def write(path: str | Path) -> Path:
@@ -111,9 +112,7 @@ def _verdict(run: Run) -> str:
     if outcome.degraded_clients(run.results) or outcome.shares_nothing(run.results):
         mood = "lost"
     sharing = outcome.sharing_line(run.results)
-    shared = (
-        f'<p class="shared">What clients shared: {format_text(sharing)}.</p>' if sharing else ""
-    )
+    shared = f'<p class="shared"><b>Shared</b> &nbsp;{format_text(sharing)}</p>' if sharing else ""
     return f'<p class="verdict {mood}">{format_text(outcome.verdict(run.results))}</p>{shared}'
 
 
@@ -132,7 +131,8 @@ def _tiles(run: Run) -> str:
     if gains:
         degraded = outcome.degraded_clients(results)
         count = f"{len(degraded)} of {len(gains)}"
-        tiles.append(("Degraded", count, join_names(degraded, 3), "bad" if degraded else ""))
+        note = join_names(degraded, 3) if degraded else "below the local baseline"
+        tiles.append(("Degraded", count, note, "bad" if degraded else ""))
         worst = next(iter(gains))
         tiles.append(("Worst client", format_gain(gains[worst]), worst, mood_of(gains[worst])))
     safeguard = results.get("safeguard")
@@ -154,9 +154,19 @@ def _tiles(run: Run) -> str:
     tiles.append(("Sent", format_bytes(sent["up"] + sent["down"]), note, ""))
     if results:
         clock = to_number(results.get("clock"))
-        note = f"{format_duration(clock)} on the simulated clock" if clock else ""
+        shown = clock and _has_clock(run)
+        note = f"{format_duration(clock)} on the simulated clock" if shown else ""
         tiles.append(("Time", format_duration(results.get("seconds")), note, ""))
     return format_tiles(tiles)
+
+
+def _has_clock(run: Run) -> bool:
+    """Return whether simulated time matters: a deadline, ticks, unlike speeds, or single visits."""
+    federation = run.config.get("federation") or {}
+    clients = run.config.get("clients") or []
+    speeds = {tuple(client.get(name) for name in SPEEDS) for client in clients}
+    timed = any(federation.get(name) for name in ("deadline", "tick"))
+    return bool(timed or len(speeds) > 1 or history.visits(run))
 
 
 def _clients_table(run: Run) -> str:
@@ -220,7 +230,10 @@ def _explain_values(clients: dict[str, dict], has_baseline: bool) -> str:
         notes.append(f"Lower is better for {format_text(join_names(falling))}.")
     if has_baseline:
         better = ", positive where the client is better" if falling else ""
-        notes.append(f"A gain is in percent of the client's own local value{better}.")
+        notes.append(
+            "Local is the same client trained alone, with the same model, data and epochs. A gain "
+            f"is in percent of its local value{better}."
+        )
     return " ".join(notes)
 
 

@@ -216,9 +216,7 @@ def plot_client_curves(run: Run) -> ReportFigure | None:
         legend.append(("dash", "soft", "local"))
     if after:
         legend.append(("ring", "soft", f"federated, {stages[-1]}"))
-    caption = "Clients with the same metric share one scale."
-    if len(shown) < len(known):
-        caption += f" The {len(shown)} clients with the smallest gain, of {len(known)}."
+    caption = _caption_of_curves(stages if after else [], len(shown), len(known))
     last = []
     for client in shown:
         if client in ends:
@@ -229,6 +227,15 @@ def plot_client_curves(run: Run) -> ReportFigure | None:
         f"Federated they end at: {join_names(last, 8)}."
     )
     return ReportFigure("Over the rounds", caption, draw(figure, "courses", description), legend)
+
+
+def _caption_of_curves(stages: list[str], shown: int, known: int) -> str:
+    caption = "Clients with the same metric share one scale."
+    if stages:
+        caption += f" A round is measured twice: {stages[0]} (line) and {stages[-1]} (rings)."
+    if shown < known:
+        caption += f" The {shown} clients with the smallest gain, of {known}."
+    return caption
 
 
 def _choose_clients(run: Run, known: list[str]) -> list[str]:

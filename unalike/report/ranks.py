@@ -24,7 +24,8 @@ def rank_methods(paths: Iterable[str | Path], against: str | None = None) -> dic
         against: method whose values gains are over; by default the first one of each scenario.
     Returns: a dict with
         scenarios, methods: methods that every scenario has, the best mean rank first.
-        gains: {scenario: {method: gain in percent}}, the reference's is 0.
+        against: the method that gains are over.
+        gains: {scenario: {method: gain in percent}}, that method's is 0.
         ranks: {method: mean rank}; 1 is the best, ties share theirs.
         friedman: {"chi2", "p"}, whether methods differ at all; None with two methods, where the
             sign of a difference is all there is.
@@ -51,7 +52,8 @@ def rank_methods(paths: Iterable[str | Path], against: str | None = None) -> dic
         scenario: _gains([run for run in own if run.algorithm in common], reference)
         for scenario, own in by_scenario.items()
     }
-    return {"scenarios": list(by_scenario), "gains": scores, **judge_ranks(scores)}
+    found = {"scenarios": list(by_scenario), "against": reference, "gains": scores}
+    return {**found, **judge_ranks(scores)}
 
 
 def _gains(runs: list[Run], reference: str) -> dict[str, float]:
@@ -119,6 +121,7 @@ def describe_ranks(result: dict[str, Any]) -> str:
     friedman = result["friedman"]
     told = f"p = {friedman['p']:.3g}" if friedman is not None else MISSING
     return (
+        f"Percentages are mean gains over {result['against']}. "
         f"Friedman over {len(result['scenarios'])} scenarios: {told}; Nemenyi's critical "
         f"difference of mean ranks at 5 %: {result['critical_difference']:.2f}. "
         f"Not told apart from {best}: "

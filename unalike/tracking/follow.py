@@ -45,11 +45,6 @@ class Recorder:
         self.finished = False
         self.queue: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._work, name=f"track-{name}", daemon=True)
-        try:
-            self.tracker = build_tracker(name)
-        except Exception as error:
-            self.error = error
-            return
         key = (name, run.folder.resolve())
         self.previous = _threads.get(key)
         _threads[key] = self.thread
@@ -73,9 +68,10 @@ class Recorder:
 
     def _work(self) -> None:
         try:
+            tracker = build_tracker(self.name)  # imports its package, which takes up to a second
             if self.previous is not None:
                 self.previous.join()
-            known: set[Point] = self.tracker.open(self.run)
+            known: set[Point] = tracker.open(self.run)
             while True:
                 item = self.queue.get()
                 if item is None:
@@ -83,9 +79,9 @@ class Recorder:
                 step, values = item
                 new = {name: value for name, value in values.items() if (name, step) not in known}
                 if new:
-                    self.tracker.log(new, step)
+                    tracker.log(new, step)
                     known |= {(name, step) for name in new}
-            self.tracker.close(self.files, self.finished)
+            tracker.close(self.files, self.finished)
         except BaseException as error:  # SystemExit of a tracker's package must not go unseen
             self.error = error
 
