@@ -247,7 +247,7 @@ def test_leads_are_told_of_the_rows_that_were_run(asked):
         and told["macro_f1_lead_on_etf"] == told["macro_f1_drop"] == 0
     )
     some = BENCHMARKS["fednca"](Study(seeds=(0,), only=("ETF", "centralised")))
-    assert set(some) == {"rows"} and len(some["rows"]) == 9
+    assert set(some) == {"rates", "rows"} and len(some["rows"]) == 9
     uniform = {
         type(load(where, settings=list(s))[1]).__name__: load(where, settings=list(s))[1].mean
         for where, s, _ in asked
