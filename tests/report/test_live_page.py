@@ -15,9 +15,9 @@ import pytest
 
 from unalike.base.events import append_event
 from unalike.base.lock import is_locked, lock
+from unalike.report.folder import read
 from unalike.report.live_page import SENTENCES, format_clock, render_sections
 from unalike.report.live_run import LiveRun, gains_so_far
-from unalike.report.folder import read
 from unalike.report.live_server import Feed, bind, build_app, is_loopback, usual_port
 from unalike.report.page import render_page, write
 
