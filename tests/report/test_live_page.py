@@ -164,7 +164,7 @@ def test_a_finished_run_is_its_report(make):
 def test_the_page_of_a_run_takes_the_report_that_the_run_has_drawn(make, monkeypatch):
     """It waits for that one, shows it, and draws one only where the run drew none."""
     folder = make()
-    live = LiveRun(folder, is_running=lambda: False, awaits_report=True)
+    live = LiveRun(folder, is_running=lambda: False, own=True)
     assert "Its report is being drawn" in page(live) and not live.update()
     feed = Feed(live)
     with monkeypatch.context() as patch:
@@ -175,10 +175,34 @@ def test_the_page_of_a_run_takes_the_report_that_the_run_has_drawn(make, monkeyp
     assert live.report is not None and live.report in render_page(read(folder))
 
 
+def test_a_report_that_is_drawn_just_before_the_end_is_taken(make, monkeypatch):
+    folder = make()
+    feed = Feed(LiveRun(folder, is_running=lambda: False, own=True))
+    feed.page()
+    write(folder)
+    monkeypatch.setattr("unalike.report.live_page.render_parts", lambda run: 1 / 0)
+
+    async def end_with_a_reader():
+        seen = []
+
+        async def read():
+            async for text in feed.read():
+                seen.append(text)
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        await feed.end()
+        await reader
+        return seen
+
+    seen = asyncio.run(end_with_a_reader())
+    assert "Local and federated" in seen[-1]
+
+
 def test_a_report_from_before_the_results_is_not_taken(make):
     folder = make()
     os.utime(write(folder), ns=(0, 0))
-    live = LiveRun(folder, is_running=lambda: False, awaits_report=True)
+    live = LiveRun(folder, is_running=lambda: False, own=True)
     assert live.report is None
     feed = Feed(live)
     feed.page()

@@ -47,15 +47,16 @@ class LiveRun:
     Args:
         path: the run's folder.
         is_running: says whether a process is at work on the run.
-        awaits_report: whether the results wait for the report, which the run itself draws at its
-            end, so that nobody draws it twice.
+        own: whether this is the page of the very process that runs it. Then it ends with the report
+            that the run draws at its end, so that nobody draws it twice.
     Raises: UserError where there is no run's config.
     """
 
-    def __init__(self, path: Path, is_running: Callable[[], bool], awaits_report: bool = False):
+    def __init__(self, path: Path, is_running: Callable[[], bool], own: bool = False):
         self.path = path
         self.is_running = is_running
-        self.awaits_report = awaits_report
+        self.own = own
+        self.over = False  # its process has ended, or is about to
         self.report: str | None = None  # as the run has drawn it, below its heading
         self.running = is_running()
         self.tail = events.EventTail(path / events.FILE, from_start=True)
@@ -79,14 +80,19 @@ class LiveRun:
             if event["event"] in SHOWN:
                 self.run.events.append(event)
         if self.run.results is None and self._has_finished():
-            if self.awaits_report:
+            if self.own:
                 self.report = read_written(self.path)
-            if self.report is not None or not self.awaits_report:
+            if not self.awaits_report:
                 self._read_results()
         self.running = running
         known = self.known
         self.known = (running, self.awaits_report, self.problem, self.run.results is None)
         return bool(new) or known != self.known
+
+    @property
+    def awaits_report(self) -> bool:
+        """Whether the run has yet to draw its report."""
+        return self.own and self.report is None and not self.over
 
     def _has_finished(self) -> bool:
         last = next((e for e in reversed(self.run.events) if e["event"] in ENDS), None)
