@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import pytest
 
 from unalike.base.events import append_event
 from unalike.base.lock import is_locked, lock
+from unalike.report.folder import read
 from unalike.report.live_page import SENTENCES, format_clock, render_sections
 from unalike.report.live_run import LiveRun, gains_so_far
 from unalike.report.live_server import Feed, bind, build_app, is_loopback, usual_port
+from unalike.report.page import render_page, write
 
 CLIENTS = {
     "ada": {"model": "mlp", "metric": "accuracy", "unit": "%", "higher_is_better": True},
@@ -156,6 +159,55 @@ def test_a_finished_run_is_its_report(make):
     assert live.state == "finished"
     html = page(live)
     assert "Local and federated" in html and "unalike run" in html
+
+
+def test_the_page_of_a_run_takes_the_report_that_the_run_has_drawn(make, monkeypatch):
+    """It waits for that one, shows it, and draws one only where the run drew none."""
+    folder = make()
+    live = LiveRun(folder, is_running=lambda: False, own=True)
+    assert "Its report is being drawn" in page(live) and not live.update()
+    feed = Feed(live)
+    with monkeypatch.context() as patch:
+        write(folder)
+        patch.setattr("unalike.report.live_page.render_parts", lambda run: 1 / 0)
+        text = feed.page()
+    assert "Local and federated" in text and text.count("<h1>") == 1 and "</main>" in text
+    assert live.report is not None and live.report in render_page(read(folder))
+
+
+def test_a_report_that_is_drawn_just_before_the_end_is_taken(make, monkeypatch):
+    folder = make()
+    feed = Feed(LiveRun(folder, is_running=lambda: False, own=True))
+    feed.page()
+    write(folder)
+    monkeypatch.setattr("unalike.report.live_page.render_parts", lambda run: 1 / 0)
+
+    async def end_with_a_reader():
+        seen = []
+
+        async def read():
+            async for text in feed.read():
+                seen.append(text)
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        await feed.end()
+        await reader
+        return seen
+
+    seen = asyncio.run(end_with_a_reader())
+    assert "Local and federated" in seen[-1]
+
+
+def test_a_report_from_before_the_results_is_not_taken(make):
+    folder = make()
+    os.utime(write(folder), ns=(0, 0))
+    live = LiveRun(folder, is_running=lambda: False, own=True)
+    assert live.report is None
+    feed = Feed(live)
+    feed.page()
+    asyncio.run(feed.end())  # the run is over: whoever asks now gets one that is drawn here
+    assert "Local and federated" in feed.page() and live.report is None
 
 
 def test_results_that_were_changed_are_told(make):
@@ -434,6 +486,8 @@ def test_in_a_browser_it_appears_moves_shows_a_failure_and_ends(
         for name in ("config.yaml", "results.json", "ledger.csv"):
             shutil.copy(finished / name, folder / name)
         writer("finish", seconds=20.0)
+        wait_for(view, lambda: "Its report is being drawn" in text())
+        write(folder)
         wait_for(view, lambda: "finished" in text() and "To repeat this run" in text())
     assert view.evaluate("document.documentElement.scrollWidth") <= width
     assert errors == []

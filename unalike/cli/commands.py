@@ -234,7 +234,7 @@ def watch(
     from unalike.report.live_run import LiveRun
     from unalike.report.live_server import serve
 
-    live = LiveRun(path, is_running=lambda: is_locked(path))
+    live = LiveRun(path, is_running=lambda: is_locked(path), own=leash)
     tell = lambda url: typer.echo(url if leash else f"{path} is shown at {url} until Ctrl-C.")
     serve(live, host, port, tell, sys.stdin.buffer if leash else None)
 

@@ -96,6 +96,8 @@ def render_sections(live: LiveRun) -> list[Section]:
     """Return the sections of the page, in order."""
     run = live.run
     sections = [("heading", render_heading(run)), ("progress", _progress(live))]
+    if run.results is not None and live.report is not None:
+        return [*sections, ("report", live.report)]
     if run.results is not None:
         for place, part in enumerate(render_parts(read(live.path))):
             sections.append((f"report-{place}", part))
@@ -178,6 +180,8 @@ def _advice(live: LiveRun) -> str:
     """Return what to do about a run that does not go on."""
     if live.problem:
         return f'<p class="verdict lost">{format_text(live.problem)}</p>'
+    if live.state == "finished" and live.awaits_report:
+        return '<p class="verdict open">This run has finished. Its report is being drawn.</p>'
     if live.state == "finished" and live.run.results is None:
         return (
             '<p class="verdict open">This run has finished. Its results are with the server; '

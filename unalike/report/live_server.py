@@ -101,6 +101,7 @@ class Feed:
 
     async def end(self) -> None:
         """Draw the last state and let all readers go once they have it."""
+        self.live.over = True
         if self.readers:
             with suppress(Exception):  # then the last state that could be drawn is the last
                 await asyncio.to_thread(self.draw)
