@@ -79,6 +79,7 @@ STUDIES = [
     "language",
     "hapt-causes",
     "hapt-methods",
+    "strangers",
 ]
 
 
