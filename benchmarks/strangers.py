@@ -107,10 +107,10 @@ def summarize(runs: Sequence[Run]) -> dict[str, Any]:
     everything = [gain for found in gains.values() for gain in found]
     return {
         "delta": mean(everything),
-        "by_seed": [(run.results or {})["delta"] for run in runs],
+        "by_seed": {str(run.seed): (run.results or {})["delta"] for run in runs},
         "worst": min(everything),
         "degraded": sum(gain < 0 for gain in everything),
         "of": len(everything),
-        "degraded_beyond_noise": sorted(name for name, g in gains.items() if beyond_noise(g)),
+        "degraded_beyond_noise": sum(beyond_noise(found) for found in gains.values()),
         "gains": gains,
     }
