@@ -78,6 +78,8 @@ STUDIES = [
     "hetlora",
     "language",
     "hapt-causes",
+    "hapt-methods",
+    "strangers",
 ]
 
 
@@ -167,7 +169,12 @@ def test_every_setting_loads_and_every_row_is_told(asked, tmp_path, name, quick)
     told = json.loads((tmp_path / f"{name}{'-quick' * quick}.json").read_text())
     rows = next(told[key] for key in ("rows", "by_budget", "by_setting") if key in told)
     assert len(rows) == 2 if quick else len(rows) >= 2
-    on_others = name in ("rivals-rates", "hapt-causes", "afmcc-defaults")  # not on those reported
+    on_others = name in (
+        "rivals-rates",
+        "hapt-causes",
+        "hapt-methods",
+        "afmcc-defaults",
+    )  # not on those reported
     first = 100 if on_others else 0
     pairs = ("rivals-rates", "afmcc-defaults")
     searches = name in ("subflot", "subflot-bars", "fednca", "fednca-bars", "muscle-rank")
