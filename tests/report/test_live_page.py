@@ -94,6 +94,21 @@ def test_gains_so_far_are_over_training_alone_for_as_many_rounds(folder, writer)
     assert gains_so_far(live_run(folder).run) == {"<b>eve</b>": 25.0}  # ada will end without one
 
 
+def test_values_without_a_finite_gain_or_scale_leave_the_page_standing(folder, writer):
+    """Two clients with infinite gains of opposite sign, and a range that no float can hold."""
+    writer.start()
+    writer.local(1, ada=5e-324, eve=5e-324)
+    writer.measure(1, ada=1e15, eve=1e15)
+    writer.round(1)
+    live = LiveRun(folder, lambda: True)
+    assert gains_so_far(live.run) == {} and render_sections(live)
+    writer.measure(2, ada=1e308, eve=5.0)
+    writer.measure(3, ada=-1e308, eve=5.0)
+    writer.round(3)
+    live.update()
+    assert render_sections(live)
+
+
 def test_the_page_tells_who_failed_and_why_and_what_happened(folder, writer):
     writer.start()
     writer.local(1, 20.0, 2.0)
