@@ -480,20 +480,26 @@ def soak_local(folder: Path, rounds: int) -> dict[str, Any]:
     """Run FedAvg with clients that are away at random, or fail, and watch this process."""
     own = os.getpid()
     samples = Samples(lambda: {"program": [own]}, rounds // 50)
-    participants = [soak_client({}, index) for index in range(SOAK_CLIENTS)]
+
+    def run(name: str, rounds: int, watch: Callable[..., None]) -> Any:
+        return runs.run(
+            FedAvg(),
+            [soak_client({}, index) for index in range(SOAK_CLIENTS)],
+            training=soak_training(rounds),
+            federation=SOAK_FEDERATION,
+            alone=False,
+            engine={"name": "local", "stack": "never"},
+            out=folder / name,
+            watch=watch,
+        )
+
+    run(
+        "first", 1, lambda event, **facts: None
+    )  # matplotlib opens its fonts once, and keeps them open
     before = open_files(own)
     children = set(_children(own))
     start = time.time()
-    result = runs.run(
-        FedAvg(),
-        participants,
-        training=soak_training(rounds),
-        federation=SOAK_FEDERATION,
-        alone=False,
-        engine={"name": "local", "stack": "never"},
-        out=folder / "soak",
-        watch=samples.watch,
-    )
+    result = run("soak", rounds, samples.watch)
     seconds = time.time() - start
     row = samples.summary(["program"]) | summarise_failures(result)
     del result
