@@ -227,6 +227,7 @@ def judge(
 # kills: processes killed at random moments
 
 KILLS = {"local": 100, "ray": 40, "flare": 40, "flower": 20}  # of each engine: 200
+LOCAL_PARTS = 5  # each with a seed of its own, so that `--keep` loses little
 BAR_KILLS = 200
 
 
@@ -239,10 +240,15 @@ def bench_kills(study: Study) -> dict:
     by itself. An end is different where a hash of a model, a metric or a row of the ledger is.
     """
     rows = {}
-    for engine, kills in KILLS.items():
+    for part in range(LOCAL_PARTS):
+        kills = 4 if study.quick else KILLS["local"] // LOCAL_PARTS
+        if study.selects(name := f"local, seed {part}"):
+            run = partial(kill_runs, kills=kills, seed=part)
+            rows[name] = kept(study, f"kills-local-{part}", run)
+    for engine in ("ray", "flare", "flower"):
         if study.selects(engine):
-            run = kill_runs if engine == "local" else partial(kill_on, engine)
-            rows[engine] = kept(study, f"kills-{engine}", partial(run, kills=kills))
+            run = partial(kill_on, engine, kills=10 if study.quick else KILLS[engine])
+            rows[engine] = kept(study, f"kills-{engine}", run)
     return {
         "rows": rows,
         "kills": sum(row["kills"] for row in rows.values()),
@@ -294,7 +300,9 @@ def kill_on(engine: str, folder: Path, kills: int) -> dict[str, Any]:
 
 
 def kill_runs(folder: Path, kills: int, seed: int = 0, **settings: Any) -> dict[str, Any]:
-    """Kill runs with SIGKILL until `kills` have hit, resume each, and compare the ends.
+    """Kill runs with SIGKILL and resume them until `kills` have hit, and compare the ends.
+
+    A run is killed up to five times, each time at random within half of its length.
 
     Args:
         folder: for the runs.
@@ -312,35 +320,41 @@ def kill_runs(folder: Path, kills: int, seed: int = 0, **settings: Any) -> dict[
     end = read_end(folder / "whole")
     hits: Counter[str] = Counter()
     different: list[str] = []
-    attempts = 0
-    while sum(hits.values()) < kills and attempts < 5 * kills:
-        copy = folder / f"run{attempts}"
-        attempts += 1
+    starts = 0
+    count = 0
+    while sum(hits.values()) < kills and count < 5 * kills:
+        copy = folder / f"run{count}"
+        count += 1
         workers = draw.choice([0, 2])
-        process = _run_forked(fork, partial(run_tiny, copy, workers=workers, **settings))
-        time.sleep(draw.uniform(0, length))
-        victims = ["program", "worker"] if workers else ["program"]
-        victim = draw.choice(victims)
-        children = _children(process.pid) if victim == "worker" else [process.pid]
-        if process.is_alive() and children:
-            try:
-                os.kill(draw.choice(children), signal.SIGKILL)
-                hits[victim] += 1
-            except ProcessLookupError:
-                pass
-        process.join()
+        work: Callable[[], object] = partial(run_tiny, copy, workers=workers, **settings)
+        story = []
+        for _ in range(5):
+            process = _run_forked(fork, work)
+            starts += 1
+            time.sleep(draw.uniform(0, length / 2))
+            victim = draw.choice(["program", "worker"] if workers else ["program"])
+            children = _children(process.pid) if victim == "worker" else [process.pid]
+            if process.is_alive() and children:
+                with suppress(ProcessLookupError):
+                    os.kill(draw.choice(children), signal.SIGKILL)
+                    hits[victim] += 1
+                    story.append(victim)
+            process.join()
+            if not (copy / "config.yaml").exists():
+                continue  # killed before the run began
+            work = partial(runs.resume, copy)
         if (copy / "config.yaml").exists():
-            again = _run_forked(fork, partial(runs.resume, copy))
-            again.join()
+            _run_forked(fork, work).join()
             if not (copy / "results.json").exists() or read_end(copy) != end:
-                different.append(f"start {attempts}: {victim}, {workers} workers")
+                different.append(f"run {count}, {workers} workers: {', '.join(story)}")
         shutil.rmtree(copy, ignore_errors=True)
     return {
         "kills": sum(hits.values()),
         "killed": dict(hits),
         "different_ends": len(different),
         "different": different,
-        "starts": attempts,
+        "runs": count,
+        "starts": starts,
     }
 
 
