@@ -97,6 +97,21 @@ def test_gains_so_far_are_over_training_alone_for_as_many_rounds(folder, writer)
     assert gains_so_far(live_run(folder).run) == {"<b>eve</b>": 25.0}  # ada will end without one
 
 
+def test_values_without_a_finite_gain_or_scale_leave_the_page_standing(folder, writer):
+    """Two clients with infinite gains of opposite sign, and a range that no float can hold."""
+    writer.start()
+    writer.local(1, ada=5e-324, eve=5e-324)
+    writer.measure(1, ada=1e15, eve=1e15)
+    writer.round(1)
+    live = LiveRun(folder, lambda: True)
+    assert gains_so_far(live.run) == {} and render_sections(live)
+    writer.measure(2, ada=1e308, eve=5.0)
+    writer.measure(3, ada=-1e308, eve=5.0)
+    writer.round(3)
+    live.update()
+    assert render_sections(live)
+
+
 def test_the_page_tells_who_failed_and_why_and_what_happened(folder, writer):
     writer.start()
     writer.local(1, 20.0, 2.0)
@@ -248,7 +263,7 @@ def test_clocks_are_rounded():
 # over HTTP
 
 
-def call(app, path="/", host="127.0.0.1:80", method="GET", cookie=""):
+def call(app, path="/", host="127.0.0.1:80", method="GET", cookie="", port=80):
     """The answer of an ASGI application, without a network: status, headers, text."""
     sent = []
 
@@ -262,7 +277,7 @@ def call(app, path="/", host="127.0.0.1:80", method="GET", cookie=""):
     headers = [(b"host", host.encode()), (b"cookie", cookie.encode())]
     scope = {
         "type": "http", "method": method, "path": where, "query_string": query.encode(),
-        "headers": headers, "http_version": "1.1", "scheme": "http",
+        "headers": headers, "http_version": "1.1", "scheme": "http", "server": ("0.0.0.0", port),
     }  # fmt: skip
     asyncio.run(app(scope, receive, send))
     text = b"".join(message.get("body", b"") for message in sent[1:]).decode()
@@ -302,6 +317,24 @@ def test_beyond_this_machine_a_token_is_needed(app):
     assert "HttpOnly" in cookie and "SameSite=lax" in cookie
     assert call(guarded, cookie=cookie.partition(";")[0])[0] == 200
     assert call(guarded, cookie="unalike-watch=wrong")[0] == 403
+
+
+def test_pages_of_two_runs_on_one_host_have_cookies_of_their_own(app):
+    """Browsers send cookies to every port: the second page would have locked the first out."""
+    pages = {port: app(None, f"s3cret{port}") for port in (8601, 8602)}
+    cookies = []
+    for port, page in pages.items():
+        _, headers, _ = call(page, f"/?token=s3cret{port}", port=port)
+        cookies.append(headers["set-cookie"].partition(";")[0])
+    assert len({cookie.partition("=")[0] for cookie in cookies}) == 2
+    for port, page in pages.items():
+        assert call(page, cookie="; ".join(cookies), port=port)[0] == 200
+        assert call(page, cookie=cookies[port == 8601], port=port)[0] == 403
+
+
+def test_the_way_in_leads_to_no_other_host(app):
+    _, headers, _ = call(app(None, "s3cret"), "//evil.example/?token=s3cret")
+    assert headers["location"] == "/evil.example/"
 
 
 def test_only_loopback_addresses_do_without_a_token():

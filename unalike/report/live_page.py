@@ -36,6 +36,7 @@ from unalike.report.page import describe_run, render_heading, render_parts
 
 MAX_CLIENTS = 300  # rows of clients; of more those with the smallest gain
 MAX_NOTICES = 12
+MAX_DRAWN = 1e100  # larger values are out of sight: a scale for them would not be finite
 WIDTH, HEIGHT = 300, 132  # of a panel's drawing, in its own units
 LEFT, RIGHT, TOP, BOTTOM = 34, 292, 8, 112  # where its curves are
 STATES = {
@@ -284,7 +285,8 @@ class _Curves:
             for curves in (self.federated, self.local):
                 values.setdefault(metric, []).extend(curves.get(client, {}).values())
         limits = {}
-        for metric, own in values.items():
+        for metric, measured in values.items():
+            own = [value for value in measured if abs(value) <= MAX_DRAWN]
             low, high = (min(own), max(own)) if own else (0.0, 1.0)
             margin = 0.08 * (high - low) or 0.05 * abs(high) or 0.5
             limits[metric] = (low - margin, high + margin)

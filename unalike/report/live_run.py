@@ -1,5 +1,6 @@
 """A run while it goes on, as its events.jsonl tells: how far it is, how long it will take."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -183,5 +184,6 @@ def gains_so_far(run: folder.Run) -> dict[str, float]:
             continue
         baseline = local[client][max(before)]
         gain = 100 * (curve[last] - baseline) / abs(baseline)
-        gains[client] = gain if outcome.higher_is_better(infos.get(client) or {}) else -gain
+        if math.isfinite(gain):
+            gains[client] = gain if outcome.higher_is_better(infos.get(client) or {}) else -gain
     return gains

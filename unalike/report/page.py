@@ -8,7 +8,7 @@ from typing import Any
 
 from unalike.base.integrity import write_whole
 from unalike.report import history, outcome
-from unalike.report.folder import Run, read
+from unalike.report.folder import Run, is_inside, read
 from unalike.report.formatting import (
     MISSING,
     count_noun,
@@ -270,6 +270,8 @@ def _images(run: Run) -> list[str]:
     """Return SVG files that the method wrote, as images: nothing inside an image can run."""
     figures = []
     for file in sorted((run.path / "pictures").glob("*.svg")):
+        if not is_inside(file, run.path):
+            continue
         name = file.stem.replace("_", " ").replace("-", " ")
         source = base64.b64encode(file.read_bytes()).decode()
         image = f'<img alt="{format_text(name)}" src="data:image/svg+xml;base64,{source}">'
