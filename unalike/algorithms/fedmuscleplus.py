@@ -22,6 +22,7 @@ from unalike.methods.alignment import Alignment
 from unalike.methods.distillation import DistillationProgram
 from unalike.methods.final_model import SnapshotProgram
 from unalike.methods.group_averaging import GroupAveragingProgram
+from unalike.methods.parts import train_locally
 from unalike.methods.public_alignment import PublicAlignmentProgram
 from unalike.methods.shared_subspace import SharedSubspaceProgram
 from unalike.methods.slow_backbone import SlowBackboneProgram
@@ -49,24 +50,17 @@ class FedMusclePlus(AddedParts, Alignment):
         return self.check_parts() + super().check(clients, public_rows)
 
     def serve(self, fed: Federation) -> Iterator[int]:
-        parts = self.parts(self.width)
+        parts = self.part_list()
         for round in fed.rounds():
-            for part in parts:
-                part.before_local(fed)
-            fed.log_metrics("train_loss", self.train_locally(fed, parts))
+            parts.before_local(fed)
+            fed.log_metrics("train_loss", train_locally(fed, self.local_operation, parts))
             fed.evaluate("after local")
-            for part in parts:
-                part.after_local(fed)
+            parts.after_local(fed)
             for epoch in range(self.passes):
                 fed.log_metrics(f"{self.loss}_loss", self.align(fed, round, epoch))
-            for part in parts:
-                part.after_alignment(fed)
+            parts.after_exchange(fed)
             fed.evaluate("after alignment")
             yield round
-
-    def finish(self, fed: Federation) -> None:
-        for part in self.parts(self.width):
-            part.finish(fed)
 
     class Program(
         PublicAlignmentProgram,
