@@ -143,10 +143,8 @@ class OneRound(FedMuscle):
     class Program(RefitProgram, FedMuscle.Program):
         algorithm: "OneRound"
 
-        def build(self, encoder: nn.Module) -> Model:
-            model = super().build(encoder)
-            model.unit = self.algorithm.head_input == "unit"
-            return model
+        def unit_head(self) -> bool:
+            return self.algorithm.head_input == "unit"
 
         def alignment_optimizer(self) -> torch.optim.Optimizer:
             return self.optimizer("align") if self.algorithm.own_optimizer else self.optimizer()

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import nn
 
 from unalike.core.federation import Federation
 from unalike.methods.absent_classes import AbsentClassProgram
@@ -26,7 +25,6 @@ from unalike.methods.parts import train_locally
 from unalike.methods.public_alignment import PublicAlignmentProgram
 from unalike.methods.shared_subspace import SharedSubspaceProgram
 from unalike.methods.slow_backbone import SlowBackboneProgram
-from unalike.models.model import Model
 
 
 @dataclass
@@ -45,9 +43,6 @@ class FedMusclePlus(AddedParts, Alignment):
     draws_peers_each_batch: ClassVar[bool] = True
 
     head_input: Literal["raw", "unit"] = "raw"
-
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        return self.check_parts() + super().check(clients, public_rows)
 
     def serve(self, fed: Federation) -> Iterator[int]:
         parts = self.part_list()
@@ -74,10 +69,8 @@ class FedMusclePlus(AddedParts, Alignment):
         algorithm: "FedMusclePlus"
         averaged_prefix: ClassVar[str] = "head."
 
-        def build(self, encoder: nn.Module) -> Model:
-            model = super().build(encoder)
-            model.unit = self.algorithm.head_input == "unit"
-            return model
+        def unit_head(self) -> bool:
+            return self.algorithm.head_input == "unit"
 
         def always_projects(self) -> bool:
             return self.algorithm.projection_init == "shared"

@@ -86,12 +86,12 @@ class AddedParts(TakesParts):
         """All clients share the public set; some average their heads, too."""
         return {**(super().sharing(fed) or {}), **averaged_groups(self, fed)}
 
-    def check_parts(self) -> list[tuple[str, str]]:
-        """Fields that do not go together, as (field, sentence)."""
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        problems = super().check(clients, public_rows)
         if self.mask_absent_classes and self.average_heads == "never":
             sentence = "is for averaged heads: set algorithm.average_heads to round or epoch."
-            return [("mask_absent_classes", sentence)]
-        return []
+            problems = [("mask_absent_classes", sentence), *problems]
+        return problems
 
     def privacy_problem(self) -> str | None:
         if self.mask_absent_classes:
