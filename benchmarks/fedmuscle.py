@@ -37,7 +37,9 @@ from unalike.training.loop import Training
 
 # muscle-vision: methods compared; the tables of this file are built here, too
 
+PRINTED = "algorithm={name: fedmuscle}"
 BASELINES = ("sage", "fedhenn", "cofed", "feddf", "fedrcl", "simclr", "pseudolabel")
+SLOWER = ("feddf", "cofed", "pseudolabel")
 METHODS: dict[str, list[str]] = {
     "muscle": [],
     "pairwise": ["algorithm.loss=pairwise"],
@@ -53,12 +55,16 @@ METHODS: dict[str, list[str]] = {
         "algorithm={name: fedmuscleplus, average_heads: round, align_lr: 0.0003, decay: true}"
     ],
     "own heads": ["algorithm={name: fedmuscleplus, align_lr: 0.0003, decay: true}"],
-    "as printed": ["algorithm={name: fedmuscle}"],
-    # Alone in other forms: a head on the encoder, that head alone, the nearest class mean.
+    "as printed": [PRINTED],
+    # Alone in other forms: unit vectors to the head as printed, a head on the encoder, the head
+    # alone, the nearest class mean.
+    "alone, unit head": ["algorithm={name: benchmarks.variants:Alone, head_input: unit}"],
     "alone, head on the encoder": ["algorithm={name: local}"],
     "alone, probe": ["algorithm={name: benchmarks.variants:Alone, backbone_lr_scale: 0}"],
     "alone, class means": ["algorithm={name: benchmarks.variants:ClassMeans}"],
-    **{name: [f"algorithm={{name: {name}}}"] for name in BASELINES if name in ALGORITHMS},
+    **{name: [f"algorithm={{name: {name}}}"] for name in BASELINES},
+    # Their rate is that of local epochs, 1e-3, unless it says otherwise.
+    **{f"{name} at 1e-4": [f"algorithm={{name: {name}, public_lr: 0.0001}}"] for name in SLOWER},
 }
 QUICK = ("rounds=2", "epochs=1", "public.size=64")
 BARS = {"delta_bar": 10.0, "lead_on_pairwise_bar": 0.0, "lead_on_gramian_bar": 0.0}
@@ -93,6 +99,18 @@ def rows_of(
 ) -> dict[str, Row]:
     """Rows of one scenario, by the settings of each."""
     return {row: (scenario(study, name), values) for row, values in settings.items()}
+
+
+def with_printed(settings: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """The rows, then each once more with FedMuscle as printed."""
+    printed = {f"as printed, {row}": [PRINTED, *values] for row, values in settings.items()}
+    return {**settings, **printed}
+
+
+def both_lines(line: Mapping[Any, str]) -> dict[str, Mapping[Any, str]]:
+    """Curves of a study by `with_printed`: FedMusclePlus, and FedMuscle as printed."""
+    printed = {x: f"as printed, {row}" for x, row in line.items()}
+    return {"as shipped": line, "as printed": printed}
 
 
 def table(study: Study, rows: Mapping[str, Row]) -> dict[str, Any]:
@@ -367,10 +385,10 @@ BATCHES = (32, 8, 16, 64, 128)
 
 @benchmark("muscle-batch")
 def bench_muscle_batch(study: Study) -> dict:
-    """FedMuscle by the batch size of its public set (the paper's Figure 5)."""
+    """FedMuscle by the batch size of its public set (Figure 5), as shipped and as printed."""
     settings = {f"B={batch}": [f"algorithm.batch={batch}"] for batch in BATCHES}
-    result = table(study, rows_of(study, settings))
-    return curves(result, "B", {"FedMuscle": {batch: f"B={batch}" for batch in BATCHES}})
+    result = table(study, rows_of(study, with_printed(settings)))
+    return curves(result, "B", both_lines({batch: f"B={batch}" for batch in BATCHES}))
 
 
 # muscle-cross-temperature: temperatures by pair of clients
@@ -418,18 +436,19 @@ SHIPPED = "d=256, 0.2 and 0.15"
 
 @benchmark("muscle-d-temperature")
 def bench_muscle_d_temperature(study: Study) -> dict:
-    """Width of FedMuscle's representations and its two temperatures (the paper's Figure 11).
+    """Width of FedMuscle's representations and its two temperatures (Figure 11), shipped and printed.
 
-    Another width is another model, so these rows have their own local baseline.
+    Another width is another model, so these rows have their own local baseline: as printed its
+    heads are on unit vectors.
     """
     settings: dict[str, list[str]] = {SHIPPED: []}
     for upper, lower in TEMPERATURES:
         name = f"d=256, {upper} and {lower}"
         settings[name] = [f"temperature={upper}", f"lower_temperature={lower}"]
     settings |= {f"d={width}": [f"algorithm.width={width}", "alone=true"] for width in WIDTHS}
-    result = table(study, rows_of(study, settings))
+    result = table(study, rows_of(study, with_printed(settings)))
     line = {256: SHIPPED} | {width: f"d={width}" for width in WIDTHS}
-    return curves(result, "d", {"FedMuscle": line})
+    return curves(result, "d", both_lines(line))
 
 
 # muscle-ert: rounds against local epochs
@@ -439,7 +458,7 @@ ROUNDS, PASSES = (1, 10, 25), (1, 3, 5)
 
 @benchmark("muscle-ert")
 def bench_muscle_ert(study: Study) -> dict:
-    """Local epochs, rounds and passes of FedMuscle at equal local work, 150 epochs (Table 8).
+    """Local epochs, rounds, passes at equal local work, 150 epochs (Table 8), shipped and printed.
 
     The local baseline trains 150 epochs whatever the rounds, so all rows share that of the first.
     """
@@ -449,10 +468,11 @@ def bench_muscle_ert(study: Study) -> dict:
             epochs = 150 // rounds
             name = f"R={rounds}, T={passes}"
             settings[name] = [f"rounds={rounds}", f"epochs={epochs}", f"passes={passes}"]
-    result = table(study, rows_of(study, settings))
-    lines = {}
+    result = table(study, rows_of(study, with_printed(settings)))
+    lines: dict[str, Mapping[Any, str]] = {}
     for passes in PASSES:
-        lines[f"T={passes}"] = {rounds: f"R={rounds}, T={passes}" for rounds in ROUNDS}
+        both = both_lines({rounds: f"R={rounds}, T={passes}" for rounds in ROUNDS})
+        lines |= {f"{method}, T={passes}": line for method, line in both.items()}
     return curves(result, "R", lines)
 
 
@@ -504,6 +524,7 @@ NEAR = {
     "Flickr8k, guarded": ["public.data=flickr8k", "public.size=4000", "safeguard=true"],
     "4000 of VOC, 4000 of Caltech-101": ["public.data=[voc2012, caltech101]", "public.size=8000"],
     "public images of a program": ["public.data=generated", "public.size=5000"],
+    "300 images of a program": ["public.data=generated", "public.size=300"],
     "some of every client's kind": [
         "public.data=[voc2012, caltech101, cifar10]",
         "public.size=4000",
@@ -558,6 +579,7 @@ ROWS: dict[str, list[str]] = {
     "own heads, M=3": [FREE, "algorithm.average_heads=never"],
     # Of 32^9 combinations, 64 are sampled for each row and batch.
     "muscle, M=9": [FREE, "algorithm.peers=9"],
+    "as printed": [FREE, PRINTED],
 }
 
 
@@ -594,7 +616,7 @@ def bench_muscle_noniid(study: Study) -> dict:
             [setting, f"algorithm={json.dumps(guarded)}", "safeguard=true"],
         )
     for count, setting in first_clients.items():
-        rows[f"as printed, N={count}"] = (name, [setting, "algorithm={name: fedmuscle}"])
+        rows[f"as printed, N={count}"] = (name, [setting, PRINTED])
     lines = {}
     for variant in ("heads shared", "multi-label heads shared, safeguard", "as printed"):
         lines[variant] = {count: f"{variant}, N={count}" for count in counts}
@@ -609,13 +631,13 @@ PEERS: dict[int, list[str]] = {3: [], 1: [], 2: [], 4: [], 5: ["algorithm.sample
 
 @benchmark("muscle-peers")
 def bench_muscle_peers(study: Study) -> dict:
-    """FedMuscle by the number of peers M, and its traffic (the paper's Table 5).
+    """FedMuscle by the number of peers M, and its traffic (Table 5), as shipped and as printed.
 
     The benchmark `bytes` also measures the traffic of the paper's own exchange.
     """
     settings = {f"M={m}": [f"algorithm.peers={m}", *more] for m, more in PEERS.items()}
-    result = table(study, rows_of(study, settings))
-    return curves(result, "M", {"FedMuscle": {m: f"M={m}" for m in PEERS}})
+    result = table(study, rows_of(study, with_printed(settings)))
+    return curves(result, "M", both_lines({m: f"M={m}" for m in PEERS}))
 
 
 # muscle-public: size and source of the public set
@@ -627,6 +649,7 @@ SIZES, PUBLIC_PASSES = (5000, 2500, 1000, 300), (1, 3)
 def bench_muscle_public(study: Study) -> dict:
     """FedMuscle by the size of its public set, against traffic (Figure 4), and by its source.
 
+    As shipped and as printed.
     A public set cut from a client's dataset changes the labelled data of that client, so these
     rows have their own local baseline.
     """
@@ -637,12 +660,14 @@ def bench_muscle_public(study: Study) -> dict:
             settings[f"|D|={size}, T={passes}"] = [*public, f"passes={passes}"]
     settings["VOC, |D|=4000"] = ["public.data=voc2012", "public.size=4000", "alone=true"]
     settings["Caltech-101, |D|=4000"] = ["public.data=caltech101", "public.size=4000", "alone=true"]
-    result = table(study, rows_of(study, settings))
+    result = table(study, rows_of(study, with_printed(settings)))
     rows = result["rows"]
     lines = {}
     for passes in PUBLIC_PASSES:
-        names = [f"|D|={size}, T={passes}" for size in SIZES]
-        lines[f"T={passes}"] = {rows[name]["megabytes"]: name for name in names if name in rows}
+        for method, line in both_lines({size: f"|D|={size}, T={passes}" for size in SIZES}).items():
+            names = [name for name in line.values() if name in rows]
+            points = {rows[name]["megabytes"]: name for name in names}
+            lines[f"{method}, T={passes}"] = points
     return curves(result, "megabytes of a client and round", lines)
 
 

@@ -218,18 +218,36 @@ PARTS: dict[str, str] = {
     "distillation, no alignment": (
         "name: fedmuscleplus, width: 32, align_lr: 1.0e-12, distill_lr: 0.003, distill_public: all"
     ),
-    "feddf": "name: feddf, public_lr: 0.0003",
-    "feddf, shared start": f'name: "{VARIANT}:FedDFJointStart", width: 32, public_lr: 0.0003',
-    "cofed": "name: cofed, public_lr: 0.0003",
-    "cofed, shared start": f'name: "{VARIANT}:CoFEDJointStart", width: 32, public_lr: 0.0003',
+}
+# By rival: its name here, and its fields.
+RIVALS_WITH_PARTS = {
+    "feddf": (f"{VARIANT}:FedDFWithParts", "public_lr: 0.0003"),
+    "cofed": (f"{VARIANT}:CoFEDWithParts", "public_lr: 0.0003"),
+    "fedproto": (f"{VARIANT}:FedProtoWithParts", "lam: 1.0"),
+}
+RIVAL_PARTS = {
+    "": "",
+    ", shared start": ", joint_start: true",
+    ", averaged heads": ", average_heads: true",
+    ", both": ", joint_start: true, average_heads: true",
 }
 
 
 @benchmark("muscle-parts")
 def bench_muscle_parts(study: Study) -> dict:
-    """Parts of FedMusclePlus added one by one on `digits`, and the shared start for two rivals."""
+    """Parts of FedMusclePlus added one by one on `digits`, and two of them for three rivals.
+
+    `feddf` and so on have their heads on a projection to 32 numbers, as FedMusclePlus; `feddf,
+    head on the encoder` is as the method comes.
+    """
+    methods = dict(PARTS)
+    for rival, (name, fields) in RIVALS_WITH_PARTS.items():
+        for part, more in RIVAL_PARTS.items():
+            methods[rival + part] = f'name: "{name}", width: 32, {fields}{more}'
+        if rival != "fedproto":
+            methods[f"{rival}, head on the encoder"] = f"name: {rival}, {fields}"
     rows: dict[str, Row] = {
-        name: ("digits", [f"algorithm={{{fields}}}"]) for name, fields in PARTS.items()
+        name: ("digits", [f"algorithm={{{fields}}}"]) for name, fields in methods.items()
     }
     return table(study, rows)
 

@@ -96,8 +96,8 @@ RIVALS: dict[str, str] = {
     "simclr": "{name: simclr}",
     "fedhenn": "{name: fedhenn}",
     "fedrcl": "{name: fedrcl}",
-    "feddf, shared start": f"{{name: {VARIANT}:FedDFJointStart}}",
-    "cofed, shared start": f"{{name: {VARIANT}:CoFEDJointStart}}",
+    "feddf, shared start": f"{{name: {VARIANT}:FedDFWithParts, joint_start: true}}",
+    "cofed, shared start": f"{{name: {VARIANT}:CoFEDWithParts, joint_start: true}}",
 }
 
 

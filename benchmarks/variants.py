@@ -10,12 +10,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from unalike.algorithms import CoFED, FedDF, FedMuscle, FedMusclePlus, Local
+from unalike.algorithms import CoFED, FedDF, FedMuscle, FedMusclePlus, FedProto, Local
+from unalike.base.types import Parameters
 from unalike.core.federation import Federation
 from unalike.core.operations import operation, query, sends
 from unalike.core.program import ClientProgram
-from unalike.methods.parts import Part, train_locally
-from unalike.methods.public_data import PublicTraining
+from unalike.methods.distillation import distill_public
+from unalike.methods.group_averaging import GroupAveragingProgram, HeadAveraging
+from unalike.methods.parts import Part, TakesParts, train_locally
 from unalike.methods.shared_subspace import SharedProjectionInit, SharedSubspaceProgram
 from unalike.methods.slow_backbone import SlowBackboneProgram
 from unalike.models.model import Model
@@ -81,8 +83,8 @@ class Newcomer(FedMusclePlus):
     newcomer: str = ""
     arrives: int = 1
 
-    def parts(self, width: int) -> list[Part]:
-        return [Away(self.newcomer, self.arrives), *super().parts(width)]
+    def parts(self) -> list[Part]:
+        return [Away(self.newcomer, self.arrives), *super().parts()]
 
 
 class RefitProgram(SlowBackboneProgram):
@@ -141,10 +143,8 @@ class OneRound(FedMuscle):
     class Program(RefitProgram, FedMuscle.Program):
         algorithm: "OneRound"
 
-        def build(self, encoder: nn.Module) -> Model:
-            model = super().build(encoder)
-            model.unit = self.algorithm.head_input == "unit"
-            return model
+        def unit_head(self) -> bool:
+            return self.algorithm.head_input == "unit"
 
         def alignment_optimizer(self) -> torch.optim.Optimizer:
             return self.optimizer("align") if self.algorithm.own_optimizer else self.optimizer()
@@ -254,36 +254,65 @@ def projected_model(program: Any, encoder: nn.Module, unit: bool = False) -> Mod
     return Model(encoder, projection, program.head(width), program.client.task.dense, unit=unit)
 
 
-class JointStartProgram(SharedSubspaceProgram):
-    """A model with a projection, which can be fitted to the subspace of all clients."""
+class RivalProgram(SharedSubspaceProgram, GroupAveragingProgram):
+    """A rival's model with a projection that can start in the subspace of all clients, and a head
+    that can be averaged."""
 
     algorithm: Any
 
     def build(self, encoder: nn.Module) -> Model:
         return projected_model(self, encoder)
 
+    def averaged_parameters(self) -> Parameters:
+        parameters = super().averaged_parameters()
+        if not self.algorithm.average_heads:
+            return parameters
+        return {name: p for name, p in parameters.items() if name.startswith("head.")}
+
 
 @dataclass
-class JointStart(PublicTraining):
-    """Projections start in one subspace of all clients, before a rival's first round."""
+class RivalParts(TakesParts):
+    """Parts of FedMusclePlus for a rival.
+
+    Args:
+        width: to which projections lead.
+        joint_start: projections start in one subspace of all clients.
+        average_heads: heads of clients with the same task and labels are averaged in each round.
+    """
+
+    needs_public: ClassVar[bool] = True
 
     width: int = 256
+    joint_start: bool = False
+    average_heads: bool = False
 
     def parts(self) -> list[Part]:
-        return [SharedProjectionInit(self.width)]
+        parts: list[Part] = [SharedProjectionInit()] if self.joint_start else []
+        return [*parts, HeadAveraging()] if self.average_heads else parts
 
 
 @dataclass
-class FedDFJointStart(JointStart, FedDF):
-    """FedDF whose clients start in one subspace."""
+class FedDFWithParts(RivalParts, FedDF):
+    """FedDF with parts of FedMusclePlus. Where heads are averaged, whole models are not."""
 
-    class Program(JointStartProgram, FedDF.Program):
-        algorithm: "FedDFJointStart"
+    def learn_from_public(self, fed: Federation, round: int) -> dict[str, float | None]:
+        return distill_public(fed) if self.average_heads else super().learn_from_public(fed, round)
+
+    class Program(RivalProgram, FedDF.Program):
+        algorithm: "FedDFWithParts"
 
 
 @dataclass
-class CoFEDJointStart(JointStart, CoFED):
-    """CoFED whose clients start in one subspace."""
+class CoFEDWithParts(RivalParts, CoFED):
+    """CoFED with parts of FedMusclePlus."""
 
-    class Program(JointStartProgram, CoFED.Program):
-        algorithm: "CoFEDJointStart"
+    class Program(RivalProgram, CoFED.Program):
+        algorithm: "CoFEDWithParts"
+
+
+@dataclass
+class FedProtoWithParts(RivalParts, FedProto):
+    """FedProto with parts of FedMusclePlus."""
+
+    class Program(RivalProgram, FedProto.Program):
+        algorithm: "FedProtoWithParts"

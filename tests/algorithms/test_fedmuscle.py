@@ -10,7 +10,7 @@ from unalike.base.errors import Problems, UserError
 from unalike.core.federation import Failure
 from unalike.data import load_dataset
 from unalike.methods.public_alignment import PublicAlignmentProgram
-from unalike.models import CNN, MLP
+from unalike.models import CNN, MLP, build_encoder
 from unalike.scenarios import load
 from unalike.scenarios.validate import validate_algorithm
 
@@ -374,3 +374,33 @@ def test_flower_exchanges_once_per_pass_unless_the_scenario_says_otherwise():
     assert load("digits", engine="flower")[1].sync == "epoch"
     assert load("digits", engine="flower", settings=["sync=batch"])[1].sync == "batch"
     assert load("digits")[1].sync == "batch"
+
+
+@pytest.mark.parametrize(
+    "name", ["muscle-setup1", "muscle-setup1-vit", "muscle-setup2", "muscle-r1"]
+)
+def test_the_papers_settings_are_as_printed(name):
+    """Section 6.1: M = 3, d = 256, B = 32, temperatures 0.2 and 0.15, 150 local epochs in all, AdamW
+    at 1e-3, adapters of rank 16. Figure 11 has one round and five passes."""
+    scenario, method = load(name)
+    assert method == FedMuscle(passes=5 if name == "muscle-r1" else 1)
+    assert (method.peers, method.width, method.batch) == (3, 256, 32)
+    assert (method.temperature, method.lower_temperature) == (0.2, 0.15)
+    training = scenario.training
+    assert (training.rounds, training.epochs) == ((1, 150) if name == "muscle-r1" else (150, 1))
+    assert (training.optimizer, training.lr, training.batch_size) == ("adamw", 1e-3, 32)
+    assert scenario.public.size == 5000
+    for group in scenario.clients:
+        options = group.model.options
+        assert options.get("lora", options.get("adapters")) == 16
+        assert options.get("adapted", 1) == 1  # the first stage with adapters
+
+
+def test_a_vit_of_the_papers_setup_has_adapters_in_queries_and_values():
+    """ViT-Tiny: 12 layers, 192 wide; each adapter has two matrices of rank 16."""
+    scenario, _ = load("muscle-setup1-vit")
+    tiny = scenario.clients[-1].model
+    encoder = build_encoder(tiny.name, (3, 32, 32), tiny.options)
+    trainable = {name: p.numel() for name, p in encoder.named_parameters() if p.requires_grad}
+    assert sum(trainable.values()) == 12 * 2 * 2 * 16 * 192
+    assert all(".q_proj." in name or ".v_proj." in name for name in trainable)

@@ -67,7 +67,7 @@ def test_heads_may_be_averaged_after_every_local_epoch(outcome, toys, tmp_path):
     fed.call = lambda operation, **about: calls.append(operation) or call(operation, **about)
     for federation in (fed, plain):
         federation.start_round(1)
-    train_locally(fed, "train", [HeadAveraging(every_epoch=True)])
+    train_locally(fed, "train", HeadAveraging(every_epoch=True))
     plain.call("train")
     assert calls == ["train", "kind_of", "give", "take", "train", "give", "take", "train"]
     ends = [

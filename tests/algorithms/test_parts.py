@@ -11,6 +11,7 @@ from unalike.algorithms import FedMusclePlus
 from unalike.core.privacy import Privacy
 from unalike.core.program import ClientProgram
 from unalike.methods.group_averaging import GroupAveragingProgram
+from unalike.methods.parts import Part
 from unalike.report.outcome import describe_judged, kept_model
 
 
@@ -220,3 +221,46 @@ def test_an_averaged_head_is_one_privacy_release_a_round_and_logits_one_a_row(
 def test_the_client_halves_of_parts_derive_from_client_program_alone():
     for part in FedMusclePlus.Program.__bases__:
         assert part.__bases__ == (ClientProgram,)
+
+
+class Noted(Part):
+    """Notes the hooks that are called."""
+
+    acts_between_epochs = True
+
+    def __init__(self, name, notes):
+        self.name, self.notes = name, notes
+
+    def note(self, hook, fed):
+        self.notes.append((self.name, hook, fed.round))
+
+    before_local = lambda self, fed: self.note("before", fed)
+    between_epochs = lambda self, fed: self.note("between", fed)
+    after_local = lambda self, fed: self.note("local", fed)
+    after_exchange = lambda self, fed: self.note("exchange", fed)
+    finish = lambda self, fed: self.note("finish", fed)
+
+
+@pytest.mark.parametrize(
+    "name, hooks",
+    [
+        ("fedmuscleplus", [["before", "between", "local", "exchange"]] * 2),
+        # no public part in the last round, after which heads would not fit
+        ("feddf", [["before", "between", "local", "exchange"], ["before", "between", "local"]]),
+        # local epochs and exchange are one call
+        ("fedproto", [["before", "local", "exchange"]] * 2),
+        ("fedl2g", [["before", "local", "exchange"]] * 2),
+        ("creamfl", [["before", "local", "exchange"]] * 2),
+    ],
+)
+def test_parts_act_in_their_order_at_the_hooks_of_every_method(
+    name, hooks, toys, tmp_path, monkeypatch
+):
+    notes = []
+    method = toys.method(name)
+    parts = [Noted("one", notes), Noted("two", notes)]
+    monkeypatch.setattr(type(method), "parts", lambda self: parts)
+    fed = toys.federation(tmp_path / "run", method, toys.clients(), rounds=2, epochs=2)
+    toys.serve(fed, method)
+    expected = [(hook, round) for round in (1, 2) for hook in hooks[round - 1]] + [("finish", 2)]
+    assert notes == [(part, *at) for at in expected for part in ("one", "two")]

@@ -73,7 +73,7 @@ def test_rotated_encoders_have_the_same_representations_after_the_fit(toys, tmp_
         (programs["a"].represent_all(0) - programs[c].represent_all(0)).norm(dim=1).mean().item()
         for c in "bc"
     )
-    before, results = apart(), fit_shared_subspace(fed, programs["a"].algorithm.width)
+    before, results = apart(), fit_shared_subspace(fed)
     assert before > 0.5 and apart() < 0.05
     assert results.keys() == set("abc") and all(0.7 < fit <= 1 for fit in results.values())
     features = programs["b"].model.features(public_batch(programs["b"], torch.arange(24)))
@@ -92,15 +92,10 @@ def test_later_clients_fit_to_the_existing_subspace(toys, tmp_path):
     fed.call = lambda operation, **about: (
         calls.append((operation, list(about["per_client"]))) or call(operation, **about)
     )
-    assert (
-        fit_shared_subspace(fed, method.width).keys() == set("ab")
-        and fit_shared_subspace(fed, method.width) == {}
-    )
+    assert fit_shared_subspace(fed).keys() == set("ab") and fit_shared_subspace(fed) == {}
     space = fed.state["joint"].clone()
     fed.sampled = ["a", "b", "c"]
-    assert fit_shared_subspace(fed, method.width).keys() == {"c"} and torch.equal(
-        fed.state["joint"], space
-    )
+    assert fit_shared_subspace(fed).keys() == {"c"} and torch.equal(fed.state["joint"], space)
     assert calls == [("outline", ["a", "b"]), ("fit", ["a", "b"]), ("fit", ["c"])]
 
 
@@ -109,7 +104,7 @@ def test_a_client_that_cannot_fit_is_left_out_of_the_round(toys, tmp_path, monke
     fed = toys.federation(tmp_path / "run", method := joint(toys), toys.clients())
     fed.start_round(1)
     fed.sampled = ["a", "b"]
-    fit_shared_subspace(fed, method.width)
+    fit_shared_subspace(fed)
     fed.sampled = ["a", "b", "c"]
     fit = FedMusclePlus.Program.fit
 
@@ -120,7 +115,7 @@ def test_a_client_that_cannot_fit_is_left_out_of_the_round(toys, tmp_path, monke
     with monkeypatch.context() as patched:
         patched.setattr(FedMusclePlus.Program, "fit", broken)
         assert (
-            fit_shared_subspace(fed, method.width) == {}
+            fit_shared_subspace(fed) == {}
             and fed.active == ["a", "b"]
             and fed.state["met"] == ["a", "b"]
         )
@@ -131,7 +126,7 @@ def test_a_client_that_cannot_fit_is_left_out_of_the_round(toys, tmp_path, monke
         federation=FederationConfig(dropout=0.99, quorum=0),
     )
     gone.start_round(1)
-    assert fit_shared_subspace(gone, method.width) == {} and "joint" not in gone.state
+    assert fit_shared_subspace(gone) == {} and "joint" not in gone.state
 
 
 def test_without_any_outline_there_is_no_subspace_yet(toys, tmp_path, monkeypatch):
@@ -141,7 +136,7 @@ def test_without_any_outline_there_is_no_subspace_yet(toys, tmp_path, monkeypatc
     fed.start_round(1)
     with monkeypatch.context() as patched:
         patched.setattr(FedMusclePlus.Program, "public_features", lambda self: 1 / 0)
-        assert fit_shared_subspace(fed, 4) == {} and "joint" not in fed.state
+        assert fit_shared_subspace(fed) == {} and "joint" not in fed.state
 
 
 def test_a_client_refuses_a_subspace_of_another_shape(toys, tmp_path):

@@ -1,8 +1,17 @@
 """Methods that only benchmarks need."""
 
+import pytest
 import torch
 
-from benchmarks.variants import Alone, ClassMeans, Newcomer, OneRound
+from benchmarks.variants import (
+    Alone,
+    ClassMeans,
+    CoFEDWithParts,
+    FedDFWithParts,
+    FedProtoWithParts,
+    Newcomer,
+    OneRound,
+)
 from unalike.algorithms import FedMuscle
 
 
@@ -48,3 +57,47 @@ def test_a_newcomer_is_away_until_it_arrives(toys, tmp_path):
     toys.serve(fed, method)
     rounds = {key[0] for key in fed.ledger.rows if key[1:] == ("b", "up", "train")}
     assert rounds == {3, 4} and not fed.failures
+
+
+RIVALS = [(FedDFWithParts, {"batch": 8}), (CoFEDWithParts, {"batch": 8}), (FedProtoWithParts, {})]
+
+
+@pytest.mark.parametrize("kind, fields", RIVALS)
+def test_rivals_start_in_one_subspace_and_average_their_heads(kind, fields, toys, tmp_path):
+    """All toys have one task and the same labels, so that in the end they have one head."""
+
+    def end(name, **parts):
+        method = kind(width=8, **fields, **parts)
+        fed = toys.federation(tmp_path / name, method, toys.clients())
+        models = toys.serve(fed, method)
+        operations = {key[3] for key in fed.ledger.rows}
+        heads = [
+            {name: tensor for name, tensor in model.items() if name.startswith("head.")}
+            for model in models.values()
+        ]
+        return operations & {"outline", "fit", "give", "take"}, heads
+
+    assert end("neither")[0] <= {"give", "take"} if kind is FedDFWithParts else not end("not")[0]
+    operations, heads = end("both", joint_start=True, average_heads=True)
+    assert operations == {"outline", "fit", "give", "take"}
+    for head in heads[1:]:
+        assert all(torch.equal(tensor, heads[0][name]) for name, tensor in head.items())
+
+
+def test_feddf_averages_whole_models_or_heads_alone(toys, tmp_path):
+    """Clients a and b have one architecture, c another."""
+
+    def averaged(name, **parts):
+        method = FedDFWithParts(width=8, batch=8, **parts)
+        fed = toys.federation(tmp_path / name, method, toys.clients())
+        toys.serve(fed, method)
+        return {c: p.averaged_parameters() for c, p in fed.engine.host.programs.items()}
+
+    assert {name.split(".")[0] for name in averaged("whole")["a"]} == {
+        "encoder",
+        "projection",
+        "head",
+    }
+    heads = averaged("heads", average_heads=True)
+    assert {name.split(".")[0] for name in heads["a"]} == {"head"}
+    assert all(torch.equal(heads["a"][name], heads["c"][name]) for name in heads["a"])

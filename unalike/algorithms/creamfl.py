@@ -87,7 +87,9 @@ class CreamFL(PublicTraining):
         return task.labelled and not task.headless
 
     def serve(self, fed: Federation) -> Iterator[int]:
+        parts = self.part_list()
         for round in fed.rounds():
+            parts.before_local(fed)
             known: Views = {}
             if self.contrast != "none":
                 has_server = fed.server is not None
@@ -95,6 +97,7 @@ class CreamFL(PublicTraining):
             replies = fed.call("update", known=known)
             losses = {client: reply.pop("loss") for client, reply in replies.items()}
             fed.log_metrics("train_loss", losses)
+            parts.after_local(fed)
             views: dict[str, Views] = dict(replies)
             goals = self.compute_goals(fed, views, known)
             if fed.server is None:
@@ -106,6 +109,7 @@ class CreamFL(PublicTraining):
                     for client_views in views.values():
                         peers += client_views.values()
                 run_at_server(fed, "absorb", goals=goals, peers=peers)
+            parts.after_exchange(fed)
             yield round
 
     def compute_goals(self, fed: Federation, views: dict[str, Views], known: Views) -> Views:

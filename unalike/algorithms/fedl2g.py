@@ -48,13 +48,17 @@ class FedL2G(LabelExchange):
         return task.single_label and not task.dense
 
     def serve(self, fed: Federation) -> Iterator[int]:
+        parts = self.part_list()
         for round in fed.rounds():
+            parts.before_local(fed)
             if round == 1:
                 for _ in range(self.warm_up):
                     self.improve_guides(fed)
             losses = fed.call("follow", per_client=self.messages(fed))
             fed.log_metrics("train_loss", dict(losses))
+            parts.after_local(fed)
             self.improve_guides(fed)
+            parts.after_exchange(fed)
             yield round
 
     def messages(self, fed: Federation) -> dict[str, dict[str, Value]]:

@@ -40,4 +40,6 @@ class FedMuscle(Alignment):
 
     class Program(PublicAlignmentProgram):
         algorithm: "FedMuscle"
-        unit_head: ClassVar[bool] = True  # section 3: w^n gives a normalised representation
+
+        def unit_head(self) -> bool:  # section 3: w^n gives a normalised representation
+            return True

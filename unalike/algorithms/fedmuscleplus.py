@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import nn
 
 from unalike.core.federation import Federation
 from unalike.methods.absent_classes import AbsentClassProgram
@@ -22,10 +21,10 @@ from unalike.methods.alignment import Alignment
 from unalike.methods.distillation import DistillationProgram
 from unalike.methods.final_model import SnapshotProgram
 from unalike.methods.group_averaging import GroupAveragingProgram
+from unalike.methods.parts import train_locally
 from unalike.methods.public_alignment import PublicAlignmentProgram
 from unalike.methods.shared_subspace import SharedSubspaceProgram
 from unalike.methods.slow_backbone import SlowBackboneProgram
-from unalike.models.model import Model
 
 
 @dataclass
@@ -45,28 +44,18 @@ class FedMusclePlus(AddedParts, Alignment):
 
     head_input: Literal["raw", "unit"] = "raw"
 
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        return self.check_parts() + super().check(clients, public_rows)
-
     def serve(self, fed: Federation) -> Iterator[int]:
-        parts = self.parts(self.width)
+        parts = self.part_list()
         for round in fed.rounds():
-            for part in parts:
-                part.before_local(fed)
-            fed.log_metrics("train_loss", self.train_locally(fed, parts))
+            parts.before_local(fed)
+            fed.log_metrics("train_loss", train_locally(fed, self.local_operation, parts))
             fed.evaluate("after local")
-            for part in parts:
-                part.after_local(fed)
+            parts.after_local(fed)
             for epoch in range(self.passes):
                 fed.log_metrics(f"{self.loss}_loss", self.align(fed, round, epoch))
-            for part in parts:
-                part.after_alignment(fed)
+            parts.after_exchange(fed)
             fed.evaluate("after alignment")
             yield round
-
-    def finish(self, fed: Federation) -> None:
-        for part in self.parts(self.width):
-            part.finish(fed)
 
     class Program(
         PublicAlignmentProgram,
@@ -80,10 +69,8 @@ class FedMusclePlus(AddedParts, Alignment):
         algorithm: "FedMusclePlus"
         averaged_prefix: ClassVar[str] = "head."
 
-        def build(self, encoder: nn.Module) -> Model:
-            model = super().build(encoder)
-            model.unit = self.algorithm.head_input == "unit"
-            return model
+        def unit_head(self) -> bool:
+            return self.algorithm.head_input == "unit"
 
         def always_projects(self) -> bool:
             return self.algorithm.projection_init == "shared"

@@ -11,19 +11,19 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from unalike.core.algorithm import Algorithm, Sharing
+from unalike.core.algorithm import Sharing
 from unalike.core.federation import Federation
 from unalike.core.program import ClientProgram
 from unalike.methods.distillation import PublicDistillation
 from unalike.methods.final_model import LocalFinalModel
 from unalike.methods.group_averaging import HeadAveraging, averaged_groups
-from unalike.methods.parts import Part, train_locally
+from unalike.methods.parts import Part, TakesParts
 from unalike.methods.public_data import LearningRate
 from unalike.methods.shared_subspace import SharedProjectionInit
 
 
 @dataclass
-class AddedParts(Algorithm):
+class AddedParts(TakesParts):
     """Fields of the parts. A method derives from it and calls the parts' hooks (`parts.Part`).
 
     Args:
@@ -65,11 +65,10 @@ class AddedParts(Algorithm):
     decay: bool = False
     final_model: Literal["local", "aligned"] = "local"
 
-    def parts(self, width: int) -> list[Part]:
-        """The parts that were asked for, in the order in which they act."""
+    def parts(self) -> list[Part]:
         parts: list[Part] = []
         if self.projection_init == "shared":
-            parts.append(SharedProjectionInit(width))
+            parts.append(SharedProjectionInit())
         if self.final_model == "local":  # before heads are averaged: a client ends with its own
             parts.append(LocalFinalModel())
         if self.average_heads != "never":
@@ -78,20 +77,21 @@ class AddedParts(Algorithm):
             parts.append(PublicDistillation(self.distill_public == "multilabel"))
         return parts
 
-    def train_locally(self, fed: Federation, parts: list[Part]) -> dict[str, float]:
-        """The local epochs of a round; returns each client's loss."""
-        return train_locally(fed, "train" if self.backbone_lr_scale == 1 else "train_gently", parts)
+    @property
+    def local_operation(self) -> str:
+        """What clients do in their local epochs."""
+        return "train" if self.backbone_lr_scale == 1 else "train_gently"
 
     def sharing(self, fed: Federation) -> Sharing | None:
         """All clients share the public set; some average their heads, too."""
         return {**(super().sharing(fed) or {}), **averaged_groups(self, fed)}
 
-    def check_parts(self) -> list[tuple[str, str]]:
-        """Fields that do not go together, as (field, sentence)."""
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        problems = super().check(clients, public_rows)
         if self.mask_absent_classes and self.average_heads == "never":
             sentence = "is for averaged heads: set algorithm.average_heads to round or epoch."
-            return [("mask_absent_classes", sentence)]
-        return []
+            problems = [("mask_absent_classes", sentence), *problems]
+        return problems
 
     def privacy_problem(self) -> str | None:
         if self.mask_absent_classes:

@@ -133,25 +133,20 @@ class Alignment(Algorithm):
         sizes = [len(rows) for rows in order.batches(round, epoch, self.pass_rows)]
         for batch, (rows, next_rows) in enumerate(zip(sizes, [*sizes[1:], 0], strict=True)):
             where: dict[str, Any] = {"epoch": epoch, "batch": batch}
-            if not views:  # line 9
+            if not views:  # line 9, for the first batch, or where nobody answered the last one
                 replies = fed.call("represent", **where, sizes={"rows": rows})
                 views = self.unpack(fed, "represent", dict(replies))
             draw = batch if self.draws_peers_each_batch else 0
             peers = self.draw_peers(fed, views, round, epoch, draw)
-            # The safeguard's fold replicas need peers, to compute a gradient each.
-            by_peers = cross_validated_clients(fed) if self.exchange == "gradient" else set(peers)
-            by_gradient = {c: names for c, names in peers.items() if c not in by_peers}
             generator = stream(fed.seed, "combinations", round, epoch, batch)
-            gradients, batch_losses = self.contrast.gradients(
-                list(fed.infos), views, by_gradient, generator
-            )
+            gradients, batch_losses = self.server_gradients(fed, views, peers, generator)
             messages: dict[str, dict[str, Value]] = {}
             for client, names in peers.items():  # line 10
-                if client in by_peers:
-                    messages[client] = self.peer_message(fed, views, client, names)
-                else:
+                if client in gradients:
                     messages[client] = {"gradient": quantize(gradients[client], self.message_dtype)}
-            replies = fed.call(
+                else:
+                    messages[client] = self.peer_message(fed, views, client, names)
+            replies = fed.call(  # line 11
                 OPERATIONS[self.exchange],
                 per_client_operation={c: "align_to_peers" for c in peers if "peers" in messages[c]},
                 per_client=messages,
@@ -160,13 +155,33 @@ class Alignment(Algorithm):
             )
             views = {}
             for client, reply in replies.items():
-                views[client] = reply if client in gradients else reply["views"]
-                if client not in gradients and reply["loss"] is not None:  # None with privacy
+                if client in gradients:
+                    views[client] = reply
+                    continue
+                views[client] = reply["views"]
+                if reply["loss"] is not None:  # None with privacy
                     batch_losses[client] = reply["loss"]
             views = self.unpack(fed, OPERATIONS[self.exchange], views)
             for client, loss in batch_losses.items():
                 losses[client].append(torch.as_tensor(loss, dtype=torch.float64))
         return {client: float(torch.stack(values).mean()) for client, values in losses.items()}
+
+    def server_gradients(
+        self,
+        fed: Federation,
+        views: dict[str, Tensor],
+        peers: dict[str, list[str]],
+        generator: torch.Generator,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """dL/dZ (B, d) and the loss of each client that does not compute them itself.
+
+        Those with fold replicas of the safeguard do: each replica has a gradient of its own.
+        """
+        if self.exchange != "gradient":
+            return {}, {}
+        replicated = cross_validated_clients(fed)
+        anchors = {c: names for c, names in peers.items() if c not in replicated}
+        return self.contrast.gradients(list(fed.infos), views, anchors, generator)
 
     def unpack(
         self, fed: Federation, operation: str, views: dict[str, Tensor]

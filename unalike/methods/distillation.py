@@ -87,10 +87,10 @@ def distill_public(fed: Federation, multilabel_only: bool = False) -> dict[str, 
 
 
 class PublicDistillation(Part):
-    """Distillation on the public set after each alignment."""
+    """Distillation on the public set at the end of each round."""
 
     def __init__(self, multilabel_only: bool = False):
         self.multilabel_only = multilabel_only
 
-    def after_alignment(self, fed: Federation) -> None:
+    def after_exchange(self, fed: Federation) -> None:
         fed.log_metrics("public_loss", distill_public(fed, self.multilabel_only))

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from unalike.base.message import Value
-from unalike.core.algorithm import Algorithm, Sharing
+from unalike.core.algorithm import Sharing
 from unalike.core.federation import Federation, Replies
 from unalike.core.operations import operation
 from unalike.core.program import ClientProgram
 from unalike.core.signatures import Shape
 from unalike.methods.averaging import LabelMask, short_hash
 from unalike.methods.common_width import CommonWidthProgram
+from unalike.methods.parts import TakesParts
 from unalike.methods.sharing import clients_by_label, connect_clients
 from unalike.tasks import Task
 from unalike.training.batching import batches
@@ -108,8 +109,11 @@ class PrototypeProgram(CommonWidthProgram):
 
 
 @dataclass
-class LabelExchange(Algorithm):
-    """Each round clients are sent something of each label, train with it, and reply likewise."""
+class LabelExchange(TakesParts):
+    """Each round clients are sent something of each label, train with it, and reply likewise.
+
+    Parts act before and after that; between local epochs there is nothing to hook into.
+    """
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
@@ -121,11 +125,15 @@ class LabelExchange(Algorithm):
         return {"labels": groups} if groups else {}
 
     def serve(self, fed: Federation) -> Iterator[int]:
+        parts = self.part_list()
         for round in fed.rounds():
+            parts.before_local(fed)
             messages = {client: self.build_message(fed, client) for client in fed.active}
             replies = fed.call("update", per_client=messages)
             self.aggregate(fed, replies)
             fed.log_metrics("train_loss", {c: reply["loss"] for c, reply in replies.items()})
+            parts.after_local(fed)
+            parts.after_exchange(fed)
             yield round
 
     def build_message(self, fed: Federation, client: str) -> dict[str, Value]:

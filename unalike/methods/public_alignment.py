@@ -1,7 +1,7 @@
 """Representations of public batches that a client sends in one call and aligns in a later one."""
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,6 @@ class PublicAlignmentProgram(ClientProgram):
     """
 
     algorithm: Any
-    unit_head: ClassVar[bool] = False  # whether the head gets unit vectors, as the loss does
     # Of the batch computed last: (round, epoch, batch), and representations (B, d). Only a cache.
     graph: tuple[tuple[int, int, int], Tensor] | None = None
 
@@ -56,7 +55,11 @@ class PublicAlignmentProgram(ClientProgram):
         linear = self.always_projects() or before != width
         projection = nn.Linear(before, width) if linear else nn.Identity()
         dense = self.client.task.dense
-        return Model(encoder, projection, self.head(width), dense, unit=self.unit_head)
+        return Model(encoder, projection, self.head(width), dense, unit=self.unit_head())
+
+    def unit_head(self) -> bool:
+        """Whether the head gets unit vectors, as the loss does."""
+        return False
 
     def always_projects(self) -> bool:
         """Whether an encoder gets a projection even where it has the width d already."""

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.base.randomness import stream
-from unalike.core.algorithm import Algorithm, Sharing
+from unalike.core.algorithm import Sharing
 from unalike.core.federation import Federation
 from unalike.core.program import ClientProgram
 from unalike.data.device_cache import DeviceCache
@@ -22,7 +22,7 @@ from unalike.data.public_order import PublicOrder
 from unalike.data.samples import Samples
 from unalike.methods.agreement import PeerRule
 from unalike.methods.group_averaging import averaged_groups
-from unalike.methods.parts import Part, train_locally
+from unalike.methods.parts import TakesParts, train_locally
 from unalike.methods.sharing import clients_by_label
 from unalike.training.batching import batches
 from unalike.training.loop import Positive, train
@@ -150,7 +150,7 @@ def blank_rows(program: ClientProgram, rows: int, *shape: int) -> Tensor:
 
 
 @dataclass
-class PublicTraining(Algorithm):
+class PublicTraining(TakesParts):
     """Each round: local epochs on labels, then `learn_from_public`, which a method writes.
 
     The last round has no public part, so that every client ends with a head that has seen its own
@@ -183,22 +183,15 @@ class PublicTraining(Algorithm):
             groups = {"public predictions": by_label} if by_label else {}
         return groups | averaged_groups(self, fed)
 
-    def parts(self) -> list[Part]:
-        """Parts that are added to the rounds, in the order in which they act."""
-        return []
-
     def serve(self, fed: Federation) -> Iterator[int]:
-        parts = self.parts()
+        parts = self.part_list()
         for round in fed.rounds():
-            for part in parts:
-                part.before_local(fed)
+            parts.before_local(fed)
             fed.log_metrics("train_loss", train_locally(fed, "train", parts))
-            for part in parts:
-                part.after_local(fed)
+            parts.after_local(fed)
             if round < fed.training.rounds:
                 fed.log_metrics("public_loss", self.learn_from_public(fed, round))
-                for part in parts:
-                    part.after_alignment(fed)
+                parts.after_exchange(fed)
             yield round
 
     def public_optimizer(self, program: ClientProgram, name: str) -> torch.optim.Optimizer:

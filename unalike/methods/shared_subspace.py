@@ -23,7 +23,10 @@ RIDGE = 0.3  # weight of the penalty, in units of a feature's mean variance
 
 
 class SharedSubspaceProgram(ClientProgram):
-    """Sends principal components of the public rows, and fits its projection to those of all."""
+    """Sends principal components of the public rows, and fits its projection to those of all.
+
+    The method has `width`, to which the model's projection leads.
+    """
 
     algorithm: Any
 
@@ -75,7 +78,7 @@ class SharedSubspaceProgram(ClientProgram):
         return float(1 - (fitted - target).square().sum() / target.square().sum())
 
 
-def fit_shared_subspace(fed: Federation, width: int) -> dict[str, float]:
+def fit_shared_subspace(fed: Federation) -> dict[str, float]:
     """Fit the projections of clients that take part for the first time. The clients of the first
     round determine the subspace; later ones fit to it.
 
@@ -90,6 +93,7 @@ def fit_shared_subspace(fed: Federation, width: int) -> dict[str, float]:
         if not outlines:
             return {}
         all_components = [outline.to("cpu", torch.float64) for outline in outlines.values()]
+        width = all_components[0].shape[1]  # an outline is as wide as a projection
         subspace = principal_components(torch.cat(all_components, 1), width)
         fed.state["joint"] = (subspace / rms_length(subspace)).to(torch.float32)
     targets = {c: {"target": fed.state["joint"]} for c in new}
@@ -101,11 +105,8 @@ def fit_shared_subspace(fed: Federation, width: int) -> dict[str, float]:
 class SharedProjectionInit(Part):
     """Fits the projections of new clients to the shared subspace before their first local epoch."""
 
-    def __init__(self, width: int):
-        self.width = width
-
     def before_local(self, fed: Federation) -> None:
-        fed.log_metrics("joint_fit", fit_shared_subspace(fed, self.width))
+        fed.log_metrics("joint_fit", fit_shared_subspace(fed))
 
 
 def principal_components(rows: Tensor, width: int) -> Tensor:

@@ -38,17 +38,18 @@ class SlowBackboneProgram(ClientProgram):
     ) -> torch.optim.Optimizer:
         optimizer = super().optimizer(name, rate, fresh)
         if name == SLOW_BACKBONE and len(optimizer.param_groups) == 1:
-            group = optimizer.param_groups[0]
-            head = {id(p) for p in self.model.head.parameters()}
-            head_parameters = [p for p in group["params"] if id(p) in head]
-            backbone = [p for p in group["params"] if id(p) not in head]
-            scale = self.algorithm.backbone_lr_scale
-            rates: dict[str, float] = {}
-            for key in ("lr", "initial_lr"):
-                if key in group:
-                    rates[key] = group[key] * scale
-            optimizer.param_groups[:] = [
-                {**group, "params": head_parameters, "lr": group["lr"] * 1.0},
-                {**group, "params": backbone, **rates},
-            ]
+            self.slow_down_backbone(optimizer)
         return optimizer
+
+    def slow_down_backbone(self, optimizer: torch.optim.Optimizer) -> None:
+        """Split the optimizer's only group into the head's and, at a lower rate, the backbone's."""
+        (group,) = optimizer.param_groups
+        head = {id(p) for p in self.model.head.parameters()}
+        slower = dict(group)
+        for rate in ("lr", "initial_lr"):
+            if rate in group:
+                slower[rate] = group[rate] * self.algorithm.backbone_lr_scale
+        optimizer.param_groups[:] = [
+            {**group, "params": [p for p in group["params"] if id(p) in head]},
+            {**slower, "params": [p for p in group["params"] if id(p) not in head]},
+        ]
