@@ -120,7 +120,6 @@ BARS = {
         *(f"{name}{FINETUNED}" for name in RIVALS),
         *GUARDED,
         "local, full width",
-        *SPREAD,
         "heterofl",
         f"heterofl{FINETUNED}",
     ),
