@@ -563,6 +563,18 @@ def test_the_version_is_shown_by_python_dash_m_too():
         assert shown.stdout == f"unalike {unalike.__version__}\n"
 
 
+def test_a_process_that_ends_collects_no_garbage():
+    program = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 0))\n"
+        "sys.argv = ['unalike', '--version']\n"
+        "from unalike.cli import main\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 0 and ended.stdout.split()[-2:] == ["frozen", "True"]
+
+
 def test_check_of_a_valid_scenario(command, scenario):
     code, out, _ = command("check", "digits")
     assert code == 0 and out.startswith("digits is fine: 6 clients, FedMusclePlus, ")

@@ -3,7 +3,9 @@
 Imports that take time are inside the functions, so that `unalike --help` stays fast.
 """
 
+import atexit
 import errno
+import gc
 import json
 import os
 import signal
@@ -887,6 +889,8 @@ def main() -> None:
     from unalike.base.logs import configure_logging
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: runs end in order
+    # Garbage of a process that ends is not collected: with torch that takes half a second.
+    atexit.register(gc.freeze)
     try:
         configure_logging()
         app()
