@@ -19,11 +19,7 @@ SCENARIO = str(Path(__file__).with_name("strangers.yaml"))
 METHODS = {
     "fedmuscleplus": "{name: fedmuscleplus}",
     "with distillation": "{name: fedmuscleplus, distill_public: all}",
-    "with distillation, gentle": "{name: fedmuscleplus, distill_public: all, align_lr: 0.0003}",
     "as the README had it": "{name: fedmuscleplus, width: 64, align_lr: 0.003}",
-    "the same with distillation": (
-        "{name: fedmuscleplus, width: 64, align_lr: 0.003, distill_public: all}"
-    ),
     "feddf": "{name: feddf}",
 }
 
