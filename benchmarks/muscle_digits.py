@@ -34,6 +34,12 @@ MESSAGES: dict[str, str] = {
     ),
     "one exchange a pass": f"{SHIPPED}, sync: epoch",
     "one exchange a pass, int4": f"{SHIPPED}, sync: epoch, message_dtype: int4",
+    "one exchange a pass, int4, two peers": (
+        f"{SHIPPED}, sync: epoch, message_dtype: int4, peers: 2"
+    ),
+    "one exchange a pass, int8, one peer": (
+        f"{SHIPPED}, sync: epoch, message_dtype: int8, peers: 1"
+    ),
 }
 
 

@@ -9,9 +9,11 @@ from benchmarks.variants import (
     CoFEDWithParts,
     FedDFWithParts,
     FedProtoWithParts,
+    MultilabelHeads,
     Newcomer,
     OneRound,
 )
+from unalike import MultiLabel
 from unalike.algorithms import FedMuscle
 
 
@@ -101,3 +103,18 @@ def test_feddf_averages_whole_models_or_heads_alone(toys, tmp_path):
     heads = averaged("heads", average_heads=True)
     assert {name.split(".")[0] for name in heads["a"]} == {"head"}
     assert all(torch.equal(heads["a"][name], heads["c"][name]) for name in heads["a"])
+
+
+def test_the_safeguard_evaluates_classifiers_where_multilabel_clients_alone_average(toys, tmp_path):
+    """As in `muscle-noniid` with the safeguard: a and b name one class, c and d several labels."""
+
+    def several(id):
+        x, y = toys.blobs(20, ord(id))
+        labels = torch.nn.functional.one_hot(y, 4).float()
+        return toys.client(id, task=MultiLabel(4), train=(x, labels), test=(x, labels))
+
+    clients = [toys.client("a"), toys.client("b"), several("c"), several("d")]
+    method = MultilabelHeads(peers=2, width=8, batch=8, average_heads="round")
+    results = toys.execute(tmp_path / "run", method, clients, safeguard=True)
+    judged = {c: bool(entry["judged"]) for c, entry in results["clients"].items()}
+    assert judged == {"a": True, "b": True, "c": False, "d": False}
