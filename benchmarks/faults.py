@@ -227,8 +227,8 @@ def judge(
 # kills: processes killed at random moments
 
 # Of each engine: 200 and some, since a run is killed on to its end.
-KILLS = {"local": 100, "local workers": 20, "ray": 30, "flare": 30, "flower": 10}
-LOCAL_PARTS = 5  # each with a seed of its own, so that `--keep` loses little
+KILLS = {"local": 120, "local workers": 20, "ray": 30, "flare": 30, "flower": 10}
+LOCAL_PARTS = 6  # each with a seed of its own, so that `--keep` loses little
 BAR_KILLS = 200
 
 
@@ -247,7 +247,7 @@ def bench_kills(study: Study) -> dict:
             run = partial(kill_runs, kills=kills, seed=part)
             rows[name] = kept(study, f"kills-local-{part}", run)
     if study.selects("local workers"):
-        run = partial(kill_runs, kills=KILLS["local workers"], seed=5, victims=("worker",))
+        run = partial(kill_runs, kills=KILLS["local workers"], seed=100, victims=("worker",))
         rows["local workers"] = kept(study, "kills-local-workers", run)
     for engine in ("ray", "flare", "flower"):
         if study.selects(engine):
