@@ -226,8 +226,9 @@ def judge(
 
 # kills: processes killed at random moments
 
-KILLS = {"local": 100, "ray": 40, "flare": 40, "flower": 20}  # of each engine: 200
-LOCAL_PARTS = 5  # each with a seed of its own, so that `--keep` loses little
+# Of each engine: 200 and some, since a run is killed on to its end.
+KILLS = {"local": 120, "local workers": 20, "ray": 30, "flare": 30, "flower": 10}
+LOCAL_PARTS = 6  # each with a seed of its own, so that `--keep` loses little
 BAR_KILLS = 200
 
 
@@ -245,6 +246,9 @@ def bench_kills(study: Study) -> dict:
         if study.selects(name := f"local, seed {part}"):
             run = partial(kill_runs, kills=kills, seed=part)
             rows[name] = kept(study, f"kills-local-{part}", run)
+    if study.selects("local workers"):
+        run = partial(kill_runs, kills=KILLS["local workers"], seed=100, victims=("worker",))
+        rows["local workers"] = kept(study, "kills-local-workers", run)
     for engine in ("ray", "flare", "flower"):
         if study.selects(engine):
             run = partial(kill_on, engine, kills=10 if study.quick else KILLS[engine])
@@ -299,7 +303,13 @@ def kill_on(engine: str, folder: Path, kills: int) -> dict[str, Any]:
     }
 
 
-def kill_runs(folder: Path, kills: int, seed: int = 0, **settings: Any) -> dict[str, Any]:
+def kill_runs(
+    folder: Path,
+    kills: int,
+    seed: int = 0,
+    victims: Sequence[str] = ("program", "worker"),
+    **settings: Any,
+) -> dict[str, Any]:
     """Kill runs with SIGKILL and resume them until `kills` have hit, and compare the ends.
 
     A run is killed up to five times, each time at random within half of its length.
@@ -308,6 +318,7 @@ def kill_runs(folder: Path, kills: int, seed: int = 0, **settings: Any) -> dict[
         folder: for the runs.
         kills: that must have hit a process at work.
         seed: of the moments.
+        victims: "program" and "worker". Workers that have not started cannot be killed.
         settings: of the scenario, such as another method.
     """
     draw = random.Random(seed)
@@ -325,14 +336,16 @@ def kill_runs(folder: Path, kills: int, seed: int = 0, **settings: Any) -> dict[
     while sum(hits.values()) < kills and count < 5 * kills:
         copy = folder / f"run{count}"
         count += 1
-        workers = draw.choice([0, 2])
+        workers = draw.choice([0, 2]) if "program" in victims else 2
         work: Callable[[], object] = partial(run_tiny, copy, workers=workers, **settings)
         story = []
         for _ in range(5):
             process = _run_forked(fork, work)
             starts += 1
+            victim = draw.choice(victims) if workers else "program"
+            while victim == "worker" and process.is_alive() and not _children(process.pid):
+                time.sleep(0.05)
             time.sleep(draw.uniform(0, length / 2))
-            victim = draw.choice(["program", "worker"] if workers else ["program"])
             children = _children(process.pid) if victim == "worker" else [process.pid]
             if process.is_alive() and children:
                 with suppress(ProcessLookupError):
