@@ -302,6 +302,28 @@ def test_clients_of_every_submodel_row_train_as_many_epochs(dataset):
     assert own[f"{dataset} depthfl"] == 1 and own[f"{dataset} subflot, finetune"] == 2
 
 
+def test_rows_with_the_safeguard_have_the_accuracy_of_what_clients_keep():
+    """Two clients with 60 and 80 keep 70 and 80: 75; without the safeguard the run's 70."""
+    clients = {
+        name: {"value": value, "safeguarded": kept, "round_flops": 0}
+        for name, value, kept in (("a", 60.0, 70.0), ("b", 80.0, 80.0))
+    }
+    results = {
+        "metrics": {"accuracy": 70.0},
+        "clients": clients,
+        "rounds": 1,
+        "bytes": {"up": 0, "down": 0},
+        "clock": 1.0,
+    }
+    figures = benchmark_module("subflot").figures
+    guarded = figures(Run(Path("nowhere"), {}, results, []))
+    assert (guarded["accuracy"], guarded["worst"]) == (75, 70)
+    for client in clients.values():
+        del client["safeguarded"]
+    plain = figures(Run(Path("nowhere"), {}, results, []))
+    assert (plain["accuracy"], plain["worst"]) == (70, 60)
+
+
 def test_leads_of_the_muscle_loss_are_of_the_same_seeds(monkeypatch):
     """8 - 5, 6 - 7, 4 - 3: 1 on the average, 2 apart; one seed has no spread."""
     other = {"0": 5.0, "1": 7.0, "2": 3.0}
