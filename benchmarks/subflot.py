@@ -312,14 +312,17 @@ def mean_if_all(times: list[float | None]) -> float | None:
 def figures(run: Run) -> dict[str, float]:
     """Mean and worst accuracy, traffic and operations of a client and round, simulated time.
 
-    Where clients trained alone, too, `alone` is the mean accuracy of these models.
+    With the safeguard accuracies are of the models that clients keep. Where clients trained alone,
+    too, `alone` is the mean accuracy of these models.
     """
     results = run.results or {}
     clients = list(run.clients.values())
     flops = sum(client["round_flops"] for client in clients)
+    kept = client_values(run, "value").values()
+    guarded = "safeguarded" in clients[0]
     summary = {
-        "accuracy": results["metrics"]["accuracy"],
-        "worst": min(client["value"] for client in clients),
+        "accuracy": mean(kept) if guarded else results["metrics"]["accuracy"],
+        "worst": min(kept),
         "megabytes": megabytes(run),
         "gigaflops": flops / len(clients) / 1e9,
         "clock": results["clock"],

@@ -325,6 +325,43 @@ def test_rates_are_those_of_the_method_on_another_seed_and_lost_runs_leave_rows_
     assert "fednca, alpha 0.1: no learning rate" in study.left_out
 
 
+@pytest.mark.parametrize("dataset", ["cifar10", "pacs", "agnews", "hapt"])
+def test_clients_of_every_submodel_row_train_as_many_epochs(dataset):
+    """Own epochs at the end take the place of rounds; early exits end with a round of them, since
+    without they would be measured before their last training."""
+    bench = benchmark_module("subflot")
+    rows = bench.rows_of(Study(settings=("rounds=8",)), (dataset,), bench.METHODS)
+    epochs, own = {}, {}
+    for name, (scenario, settings) in rows.items():
+        loaded, algorithm = load(scenario, settings=["rounds=8", *settings])
+        own[name] = getattr(algorithm, "finetune", 0) // loaded.training.epochs
+        epochs[name] = (loaded.training.rounds + own[name]) * loaded.training.epochs
+    assert len(set(epochs.values())) == 1
+    assert own[f"{dataset} depthfl"] == 1 and own[f"{dataset} subflot, finetune"] == 2
+
+
+def test_rows_with_the_safeguard_have_the_accuracy_of_what_clients_keep():
+    """Two clients with 60 and 80 keep 70 and 80: 75; without the safeguard the run's 70."""
+    clients = {
+        name: {"value": value, "safeguarded": kept, "round_flops": 0}
+        for name, value, kept in (("a", 60.0, 70.0), ("b", 80.0, 80.0))
+    }
+    results = {
+        "metrics": {"accuracy": 70.0},
+        "clients": clients,
+        "rounds": 1,
+        "bytes": {"up": 0, "down": 0},
+        "clock": 1.0,
+    }
+    figures = benchmark_module("subflot").figures
+    guarded = figures(Run(Path("nowhere"), {}, results, []))
+    assert (guarded["accuracy"], guarded["worst"]) == (75, 70)
+    for client in clients.values():
+        del client["safeguarded"]
+    plain = figures(Run(Path("nowhere"), {}, results, []))
+    assert (plain["accuracy"], plain["worst"]) == (70, 60)
+
+
 def test_leads_of_the_muscle_loss_are_of_the_same_seeds(monkeypatch):
     """8 - 5, 6 - 7, 4 - 3: 1 on the average, 2 apart; one seed has no spread."""
     other = {"0": 5.0, "1": 7.0, "2": 3.0}
