@@ -32,6 +32,7 @@ MODULES = (
     "people",
     "recording",
     "speed",
+    "strangers",
     "subflot",
     "tracking",
 )

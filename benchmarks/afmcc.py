@@ -78,14 +78,47 @@ def table(
     paper: Mapping[str, float] | None = None,
     quick: Sequence[str] = QUICK,
 ) -> dict[str, Any]:
-    """Mean and spread of both protocols for each row, beside the paper's ACC where it has one."""
+    """Mean and spread of both protocols for each row, beside the paper's ACC where it has one.
+
+    Rows measured at several visits (`--set evaluations=20`) tell what happened on the way, too.
+    """
     configured = {name: (where, [*PLAIN, *settings]) for name, (where, settings) in rows.items()}
     summaries = {}
     for name, runs in study.runs(configured, quick).items():
         summaries[name] = averages(runs, figures)
         if paper and name in paper:
             summaries[name]["paper_acc"] = paper[name]
+        on_the_way = {str(run.seed): visit_figures(run) for run in runs}
+        if all(on_the_way.values()):
+            summaries[name]["visits"] = on_the_way
+            worst = {key: max(own[key] for own in on_the_way.values()) for key in BY_VISIT}
+            summaries[name] |= {f"worst_{key}": value for key, value in worst.items()}
     return {"rows": summaries}
+
+
+BY_VISIT = ("behind_joint", "below_peak", "stop_below_peak")
+
+
+def visit_figures(run: Run) -> dict[str, float]:
+    """How a run measured at several visits went, in points of ACC; {} where one was measured.
+
+    `behind_joint`: by how much k-means over clients was behind joint k-means, at the worst visit;
+    `below_peak`: the last visit under the best one; `stop_below_peak`: the visit that
+    `keep: stable` would keep under the best one (`log_stability`; without it as the last visit).
+    """
+    acc, joint = curve(run, "acc"), curve(run, "joint acc")
+    if len(acc) < 2:
+        return {}
+    last, peak = max(acc), max(acc.values())
+    by_client = history.logged_metrics(run).get("stability", {})
+    stability = next(iter(by_client.values()), {last: 1.0})
+    chosen = max(stability, key=lambda visit: stability[visit])
+    values = {
+        "behind_joint": max(joint[visit] - acc[visit] for visit in acc),
+        "below_peak": peak - acc[last],
+        "stop_below_peak": peak - acc[chosen],
+    }
+    return {name: round(value, 3) for name, value in values.items()}
 
 
 def figures(run: Run) -> dict[str, float]:

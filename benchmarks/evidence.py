@@ -15,6 +15,7 @@ from unalike.scenarios import load_mapping
 
 SOURCES = Path(__file__).parent / "evidence.yaml"
 RESULTS = ROOT / "results"
+BEYOND = "trains the whole network, which not all of these clients can"
 FEWEST = 5  # methods of a leaderboard's setting, below which it says too little
 SITUATION = ("tasks", "models", "public", "capacity", "frozen", "adapters", "server", "modalities")
 
@@ -60,6 +61,16 @@ def rows_of(source: dict[str, Any], result: dict[str, Any]) -> list[dict[str, An
     """A table's methods with score, spread over seeds and megabytes a client and round."""
     if "setting" in source:
         return leaderboard_rows(source, result["settings"][source["setting"]]["rows"])
+    rows = measured_rows(source, result)
+    if source["metric"] == "delta":  # gains are over training alone
+        rows.append(
+            {"algorithm": {"name": "local"}, "score": 0.0, "spread": None, "megabytes": 0.0}
+        )
+    return rows
+
+
+def measured_rows(source: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows that a source names."""
     metric = source["metric"]
     if "whole" in source:  # the result is one row
         deltas = [entry[metric] for entry in result["by_seed"].values()]
@@ -67,12 +78,15 @@ def rows_of(source: dict[str, Any], result: dict[str, Any]) -> list[dict[str, An
         row = {"score": round(result[metric], 3), "spread": round(spread, 3), "megabytes": None}
         return [{"algorithm": fields_of(source, source["whole"]), **row}]
     rows = []
-    for name, algorithm in source["rows"].items():
-        found = result["rows"].get(source.get("prefix", "") + name)
-        if found is not None:
+    for kind in ("rows", "beyond"):
+        for name, algorithm in source.get(kind, {}).items():
+            found = result[source.get("rows_in", "rows")].get(source.get("prefix", "") + name)
+            if found is None:
+                continue
             row = {"score": found[metric], "spread": found.get(f"{metric}_spread")}
             entry = {"algorithm": fields_of(source, algorithm), **row}
-            rows.append(entry | {"megabytes": found.get("megabytes")})
+            entry["megabytes"] = found.get("megabytes")
+            rows.append(entry | {"problem": BEYOND} if kind == "beyond" else entry)
     return rows
 
 

@@ -6,28 +6,34 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.study import benchmark
+from benchmarks.study import ROOT, Study, benchmark
 from unalike import runs
 from unalike.algorithms.fedavg import FedAvg
+from unalike.base import events
 from unalike.base.errors import RunError, UserError
+from unalike.base.integrity import write_whole
 from unalike.core.client import Client
 from unalike.core.participation import FederationConfig
 from unalike.models import MLP
 from unalike.report import write
+from unalike.runs.environment import hash_of_the_code
 from unalike.runs.local_baseline import cache_folder
+from unalike.runs.run_folder import commit
 from unalike.runs.verify import verify
 from unalike.scenarios import parse_scenario
 from unalike.tasks import Classification
@@ -220,22 +226,89 @@ def judge(
 
 # kills: processes killed at random moments
 
+KILLS = {"local": 100, "ray": 40, "flare": 40, "flower": 20}  # of each engine: 200
+LOCAL_PARTS = 5  # each with a seed of its own, so that `--keep` loses little
+BAR_KILLS = 200
+
 
 @benchmark("kills")
-def bench_kills(quick: bool = False) -> dict:
-    """Program or worker killed at random moments, then resumed: the same hashes and ledger."""
+def bench_kills(study: Study) -> dict:
+    """Processes killed at random moments on four engines, and the run gone on: the same end.
+
+    Rows are engines: `--only ray`. On the local one the program or a worker is killed and the run
+    resumed; on the others also actors, sites, and the engine's own processes, which a run survives
+    by itself. An end is different where a hash of a model, a metric or a row of the ledger is.
+    """
+    rows = {}
+    for part in range(LOCAL_PARTS):
+        kills = 4 if study.quick else KILLS["local"] // LOCAL_PARTS
+        if study.selects(name := f"local, seed {part}"):
+            run = partial(kill_runs, kills=kills, seed=part)
+            rows[name] = kept(study, f"kills-local-{part}", run)
+    for engine in ("ray", "flare", "flower"):
+        if study.selects(engine):
+            run = partial(kill_on, engine, kills=10 if study.quick else KILLS[engine])
+            rows[engine] = kept(study, f"kills-{engine}", run)
+    return {
+        "rows": rows,
+        "kills": sum(row["kills"] for row in rows.values()),
+        "bar_kills": BAR_KILLS,
+        "different_ends": sum(row["different_ends"] for row in rows.values()),
+        "bar_different_ends": 0,
+    }
+
+
+def kept(study: Study, name: str, measure: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Measure a row in a temporary folder, or recall it from the folder of `--keep`.
+
+    A row belongs to the code of the package. It has the commit and the load that it was made at.
+    """
+    path = None
+    if study.keep is not None:
+        path = Path(study.keep) / f"{name}-{study.quick}-{hash_of_the_code()[:16]}.json"
+        if path.is_file():
+            return json.loads(path.read_text())
+    start = time.time()
+    load = os.getloadavg()[0]
     with temporary_folder() as folder:
-        return kill_runs(folder, kills=4 if quick else 50, seed=0)
+        row = measure(folder)
+    row |= {
+        "seconds": round(time.time() - start, 1),
+        "load": round(load, 1),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+    }
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(row).encode())
+    return row
 
 
-def kill_runs(folder: Path, kills: int, seed: int, **settings: Any) -> dict[str, Any]:
-    """Kill runs with SIGKILL until `kills` have hit, resume each, and compare the ends.
+def kill_on(engine: str, folder: Path, kills: int) -> dict[str, Any]:
+    """Kill processes of a run on a real engine, as the tests of that engine do."""
+    tests = ROOT / "tests"
+    sys.path[:0] = [str(tests), str(tests / "engines")]
+    from storms import run_storm
+
+    outcome = run_storm(engine, folder, kills)
+    return {
+        "kills": sum(outcome["killed"].values()),
+        "killed": outcome["killed"],
+        "different_ends": int(not outcome["same"]),
+        "left_processes": len(outcome["left"]),
+    }
+
+
+def kill_runs(folder: Path, kills: int, seed: int = 0, **settings: Any) -> dict[str, Any]:
+    """Kill runs with SIGKILL and resume them until `kills` have hit, and compare the ends.
+
+    A run is killed up to five times, each time at random within half of its length.
 
     Args:
         folder: for the runs.
         kills: that must have hit a process at work.
         seed: of the moments.
-        settings: of the scenario, such as another engine.
+        settings: of the scenario, such as another method.
     """
     draw = random.Random(seed)
     settings = {"training": {**TINY["training"], "rounds": 20}, **settings}
@@ -246,34 +319,42 @@ def kill_runs(folder: Path, kills: int, seed: int, **settings: Any) -> dict[str,
     length = time.time() - start
     end = read_end(folder / "whole")
     hits: Counter[str] = Counter()
-    different = 0
-    attempts = 0
-    while sum(hits.values()) < kills and attempts < 5 * kills:
-        copy = folder / f"run{attempts}"
-        attempts += 1
+    different: list[str] = []
+    starts = 0
+    count = 0
+    while sum(hits.values()) < kills and count < 5 * kills:
+        copy = folder / f"run{count}"
+        count += 1
         workers = draw.choice([0, 2])
-        process = _run_forked(fork, partial(run_tiny, copy, workers=workers, **settings))
-        time.sleep(draw.uniform(0, length))
-        victims = ["program", "worker"] if workers else ["program"]
-        victim = draw.choice(victims)
-        children = _children(process.pid) if victim == "worker" else [process.pid]
-        if process.is_alive() and children:
-            try:
-                os.kill(draw.choice(children), signal.SIGKILL)
-                hits[victim] += 1
-            except ProcessLookupError:
-                pass
-        process.join()
+        work: Callable[[], object] = partial(run_tiny, copy, workers=workers, **settings)
+        story = []
+        for _ in range(5):
+            process = _run_forked(fork, work)
+            starts += 1
+            time.sleep(draw.uniform(0, length / 2))
+            victim = draw.choice(["program", "worker"] if workers else ["program"])
+            children = _children(process.pid) if victim == "worker" else [process.pid]
+            if process.is_alive() and children:
+                with suppress(ProcessLookupError):
+                    os.kill(draw.choice(children), signal.SIGKILL)
+                    hits[victim] += 1
+                    story.append(victim)
+            process.join()
+            if not (copy / "config.yaml").exists():
+                continue  # killed before the run began
+            work = partial(runs.resume, copy)
         if (copy / "config.yaml").exists():
-            again = _run_forked(fork, partial(runs.resume, copy))
-            again.join()
-            different += read_end(copy) != end
+            _run_forked(fork, work).join()
+            if not (copy / "results.json").exists() or read_end(copy) != end:
+                different.append(f"run {count}, {workers} workers: {', '.join(story)}")
         shutil.rmtree(copy, ignore_errors=True)
     return {
-        "kills": dict(hits),
-        "starts": attempts,
-        "different_ends": different,
-        "bar_different_ends": 0,
+        "kills": sum(hits.values()),
+        "killed": dict(hits),
+        "different_ends": len(different),
+        "different": different,
+        "runs": count,
+        "starts": starts,
     }
 
 
@@ -302,12 +383,34 @@ def _children(pid: int) -> list[int]:
 
 # soak: a long run with drop-outs
 
+SOAK_ROUNDS = 1000
+SOAK_CLIENTS = 20
+DROPOUT = 0.1
+FAILING = 0.05
+SOAK_FEDERATION = FederationConfig(dropout=DROPOUT, quorum=0, evaluations=1, retries=5)
+
 
 @benchmark("soak")
-def bench_soak(quick: bool = False) -> dict:
-    """1,000 rounds, 20 clients, a tenth away at random and 5 % failing: memory, files, processes."""
-    with temporary_folder() as folder:
-        return soak(folder, rounds=40 if quick else 1000)
+def bench_soak(study: Study) -> dict:
+    """1,000 rounds, 20 clients, a tenth away at random and 5 % failing: memory, files, processes.
+
+    Rows are engines: `--only flare`, where each client is a site with processes of its own.
+    `--set rounds=300` for fewer.
+    """
+    chosen = dict(setting.split("=", 1) for setting in study.settings)
+    rounds = int(chosen.pop("rounds", 20 if study.quick else SOAK_ROUNDS))
+    if chosen:
+        raise UserError(f"bench soak knows the setting rounds, not {', '.join(chosen)}")
+    rows = {}
+    for engine, run in (("local", soak_local), ("flare", soak_flare)):
+        if study.selects(engine):
+            rows[engine] = kept(study, f"soak-{rounds}-{engine}", partial(run, rounds=rounds))
+    return {"rows": rows, "clients": SOAK_CLIENTS, "dropout": DROPOUT, "failing": FAILING}
+
+
+def soak_training(rounds: int) -> Training:
+    """One epoch of one batch a round."""
+    return Training(rounds=rounds, epochs=1, batch_size=16, lr=0.01)
 
 
 class Failing(MLP):
@@ -324,62 +427,189 @@ class Failing(MLP):
         return z * math.nan if self.training and self.draw.random() < self.share else z
 
 
-def soak(folder: Path, rounds: int, clients: int = 20, failing: float = 0.05) -> dict[str, Any]:
-    """Run FedAvg with clients that are away at random, or fail, and watch this process.
+def soak_client(run: dict[str, Any], index: int) -> Client:
+    """A tiny client, as a client.yaml's factory makes it; some of its rounds fail."""
+    draw = torch.Generator().manual_seed(index)
+    x = torch.randn(16, 8, generator=draw)
+    y = torch.randint(3, (16,), generator=draw)
+    model = partial(Failing, FAILING, index)
+    return Client(id=f"c{index}", model=model, task=Classification(3), train=(x, y), test=(x, y))
 
-    Returns: memory (MiB) after a tenth of the rounds and at the end, open files and child processes
-        before and after, failures by kind.
+
+class Samples:
+    """Memory and open files of a run's processes, after some of its rounds.
+
+    Args:
+        groups: returns the processes of each kind.
+        every: rounds between two samples.
     """
-    draw = torch.Generator().manual_seed(0)
-    participants = []
-    for index in range(clients):
-        x = torch.randn(16, 8, generator=draw)
-        y = torch.randint(3, (16,), generator=draw)
-        model = partial(Failing, failing, index)
-        participants.append(
-            Client(id=f"c{index}", model=model, task=Classification(3), train=(x, y), test=(x, y))
-        )
-    sizes: list[float] = []
 
-    def watch(event: str, **facts: Any) -> None:
-        if event == "round":
-            sizes.append(_resident_mib())
+    def __init__(self, groups: Callable[[], dict[str, list[int]]], every: int):
+        self.groups = groups
+        self.every = max(1, every)
+        self.rounds = 0
+        self.samples: list[dict[str, Any]] = []
 
-    before = _open_files()
-    children = len(_children(os.getpid()))
-    start = time.time()
-    result = runs.run(
-        FedAvg(),
-        participants,
-        training=Training(rounds=rounds, epochs=1, batch_size=16, lr=0.01),
-        federation=FederationConfig(dropout=0.1, quorum=0, evaluations=1, retries=5),
-        alone=False,
-        engine={"name": "local", "stack": "never"},
-        out=folder / "soak",
-        watch=watch,
-    )
-    seconds = time.time() - start
-    failures = Counter(failure["reason"] for failure in result["failures"])
-    lasting = sum(failure["lasting"] for failure in result["failures"])
-    del result
-    gc.collect()
+    def watch(self, event: str, **facts: Any) -> None:
+        """Watch the run's events, and take a sample at every so many rounds."""
+        if event != "round":
+            return
+        self.rounds = facts["round"]
+        if self.rounds % self.every == 0:
+            self.take()
+
+    def take(self) -> None:
+        """Take a sample: of each kind the largest process, and what all have open."""
+        sample: dict[str, Any] = {"round": self.rounds}
+        for kind, pids in self.groups().items():
+            sizes = [size for pid in pids if (size := resident_mib(pid)) is not None]
+            sample[f"{kind}_mib"] = round(max(sizes, default=0.0), 1)
+            sample[f"{kind}_files"] = sum(map(open_files, pids))
+            sample[f"{kind}_processes"] = len(sizes)
+        self.samples.append(sample)
+
+    def summary(self, kinds: Sequence[str]) -> dict[str, Any]:
+        """Each kind's memory and files after a tenth of the rounds and at the end."""
+        early = next(s for s in self.samples if s["round"] >= self.rounds / 10)
+        late = self.samples[-1]
+        row: dict[str, Any] = {}
+        for kind in kinds:
+            for what in ("mib", "files"):
+                row[f"{kind}_{what}_at_a_tenth"] = early[f"{kind}_{what}"]
+                row[f"{kind}_{what}_at_the_end"] = late[f"{kind}_{what}"]
+        return {"rounds": self.rounds, **row}
+
+
+def summarise_failures(results: dict[str, Any]) -> dict[str, Any]:
+    """How often clients were away or failed, and how many were left out for good."""
+    failures = results["failures"]
+    reasons = Counter(re.sub(r"incident \w+", "incident", f["reason"]) for f in failures)
     return {
-        "rounds": len(sizes),
-        "seconds_run": round(seconds, 1),
-        "mib_at_a_tenth": round(sizes[len(sizes) // 10], 1),
-        "mib_at_the_end": round(sizes[-1], 1),
-        "open_files": [before, _open_files()],
-        "child_processes": [children, len(_children(os.getpid()))],
-        "failures": dict(failures.most_common(5)),
-        "lasting": lasting,
-        "problems": verify(folder / "soak")[0],
+        "failures": dict(reasons.most_common(5)),
+        "lasting": sum(failure["lasting"] for failure in failures),
     }
 
 
-def _resident_mib() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+def soak_local(folder: Path, rounds: int) -> dict[str, Any]:
+    """Run FedAvg with clients that are away at random, or fail, and watch this process."""
+    own = os.getpid()
+    samples = Samples(lambda: {"program": [own]}, rounds // 50)
+
+    def run(name: str, rounds: int, watch: Callable[..., None]) -> Any:
+        return runs.run(
+            FedAvg(),
+            [soak_client({}, index) for index in range(SOAK_CLIENTS)],
+            training=soak_training(rounds),
+            federation=SOAK_FEDERATION,
+            alone=False,
+            engine={"name": "local", "stack": "never"},
+            out=folder / name,
+            watch=watch,
+        )
+
+    run(
+        "first", 1, lambda event, **facts: None
+    )  # matplotlib opens its fonts once, and keeps them open
+    before = open_files(own)
+    children = set(_children(own))
+    start = time.time()
+    result = run("soak", rounds, samples.watch)
+    seconds = time.time() - start
+    row = samples.summary(["program"]) | summarise_failures(result)
+    del result
+    gc.collect()
+    return row | {
+        "seconds_run": round(seconds, 1),
+        "left_files": open_files(own) - before,
+        "left_processes": len(set(_children(own)) - children),
+        "problems": verify(folder / "soak")[0],
+        "samples": samples.samples,
+    }
 
 
-def _open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def soak_flare(folder: Path, rounds: int) -> dict[str, Any]:
+    """The same in a FLARE federation on loopback: a server, 20 sites, each with a job's process."""
+    from unalike.cross_silo import flare, flare_kits, supervisor
+    from unalike.cross_silo.policy import ALLOWED_CLASSES
+
+    own = os.getpid()
+    before = open_files(own)
+    children = set(_children(own))
+    ids = [f"c{index}" for index in range(SOAK_CLIENTS)]
+    here = flare_kits.LocalFlareFederation(folder / "flare", ids, folder / "none.yaml")
+    for index, id in enumerate(ids):
+        described = {"factory": "benchmarks.faults:soak_client", "options": {"index": index}}
+        (here.kits / id / "local" / "client.yaml").write_text(json.dumps(described))
+    config = {
+        "name": "soak",
+        "algorithm": {"name": "fedavg", **vars(FedAvg())},
+        "training": soak_training(rounds).model_dump(),
+        "federation": SOAK_FEDERATION.model_dump(),
+        "safeguard": False,
+        "alone": False,
+        "privacy": None,
+        "seed": 0,
+        "python": True,
+        "replay": None,
+    }
+    run = runs.Folder.create(folder / "soak", runs.to_plain(config))
+
+    def groups() -> dict[str, list[int]]:
+        started = [here.processes[name].pid for name in here.processes]
+        below = [pid for name in started for pid in supervisor.descendants(name)]
+        clients = [pid for id in ids for pid in flare_kits.job_processes(here.kits / id)]
+        server = flare_kits.job_processes(here.kits / flare_kits.SERVER)
+        others = [pid for pid in below if pid not in {*clients, *server}]
+        return {"program": [own], "server": server, "client": clients, "site": others}
+
+    samples = Samples(groups, rounds // 50)
+    session = flare.Session(here)
+    place = here.private_folder.name
+    job = flare.Job(
+        ALLOWED_CLASSES["server"][1], {"folders": [str(run.path)], "timeout": 60.0}, SOAK_CLIENTS
+    )
+    start = time.time()
+    try:
+        results = flare.run_jobs(run, samples.watch, session, job)
+    finally:
+        session.close()
+    seconds = time.time() - start
+    row = samples.summary(["program", "server", "client", "site"]) | summarise_failures(results)
+    del results
+    gc.collect()
+    time.sleep(2.0)  # processes are told, and end
+    return row | {
+        "seconds_run": round(seconds, 1),
+        "restarts": sum(1 for _ in events.read_events(run.path / events.FILE, "restart")),
+        "left_files": open_files(own) - before,
+        "left_processes": len(set(_children(own)) - children) + len(_mentioning(place)),
+        "problems": verify(folder / "soak")[0],
+        "samples": samples.samples,
+    }
+
+
+def _mentioning(place: str) -> list[int]:
+    """Processes whose command line names a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if place in path.read_bytes().decode(errors="replace"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def resident_mib(pid: int) -> float | None:
+    """Resident memory of a process; None where it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), None)
+
+
+def open_files(pid: int) -> int:
+    """How many files a process has open; 0 where it has ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0

@@ -10,6 +10,7 @@ from unalike.report import Run
 SEEDS = range(3)
 OWN_EPOCHS = "algorithm={{name: heterofl, finetune: {}}}"
 WHOLE = tuple(f"clients.{group}.capacity=1" for group in range(3))
+MIXED = "data.options={split: stretches}"
 # what may cost a person of `hapt` accuracy, each row without one of them
 CAUSES: dict[str, tuple[str, ...]] = {
     "as it was": (OWN_EPOCHS.format(0),),
@@ -19,7 +20,11 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "40 own epochs": (OWN_EPOCHS.format(40),),
     "safeguard": (OWN_EPOCHS.format(0), "safeguard=true"),
     "20 own epochs, safeguard": (OWN_EPOCHS.format(20), "safeguard=true"),
+    "labels of both recordings": (OWN_EPOCHS.format(0), MIXED),
+    "labels of both recordings, safeguard": (OWN_EPOCHS.format(0), MIXED, "safeguard=true"),
 }
+# methods that keep something of a model personal, and whole models averaged; every phone holds all
+PERSONAL = ("fedavg", "fedavgft", "fedper", "fedbn", "ditto", "fedproto")
 
 
 @benchmark("clinic")
@@ -38,6 +43,17 @@ def bench_hapt(study: Study) -> dict:
 def bench_hapt_causes(study: Study) -> dict:
     """What costs a person of `hapt` accuracy: width, too few own epochs, or no safeguard."""
     rows = {name: ("hapt", ["evaluations=1", *settings]) for name, settings in CAUSES.items()}
+    found = study.runs(rows, seeds=range(100, 103))
+    return {"rows": {name: compare_persons(runs) for name, runs in found.items()}}
+
+
+@benchmark("hapt-methods")
+def bench_hapt_methods(study: Study) -> dict:
+    """`hapt` where every phone holds the whole network: methods that keep a part personal."""
+    rows = {
+        name: ("hapt", ["evaluations=1", f"algorithm={{name: {name}}}", *WHOLE])
+        for name in PERSONAL
+    }
     found = study.runs(rows, seeds=range(100, 103))
     return {"rows": {name: compare_persons(runs) for name, runs in found.items()}}
 

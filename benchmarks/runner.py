@@ -122,7 +122,7 @@ def show(result: dict) -> None:
     columns = [
         key
         for key, value in next(iter(rows.values())).items()
-        if not isinstance(value, dict) and not key.endswith("_spread")
+        if not isinstance(value, dict | list) and not key.endswith("_spread")
     ]
     cells = [["", *(key.replace("_", " ") for key in columns)]]
     for name, row in rows.items():
@@ -143,6 +143,8 @@ def format_cell(row: dict, key: str) -> str:
     """
     if row.get(key) is None:
         return ""
+    if isinstance(row[key], str):
+        return str(row[key])
     spread = row.get(f"{key}_spread")
     return f"{row[key]:.4g}" + (f" ±{spread:.1f}" if spread is not None else "")
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +137,24 @@ WORKLOADS = {
     ),
 }
 PER_ROUND = (1, 3, 10, 30, 100, 300, 1000)
+# One step of hardly any arithmetic: what is left is what a client costs in Python.
+OVERHEAD = Workload(
+    clients=100,
+    rows=8,
+    shape=(64,),
+    encoders=(partial(MLP, (64,), (16,), 16),),
+    per_round=100,
+    rounds=20,
+)
 
 
 @benchmark("speed")
 def bench_speed(study: Study) -> dict:
     """Rounds per second of FedAvg against a hand-written loop and pfl, on CPU or GPU.
 
-    Four workloads, rounds per second against clients a round with a picture of it, the CPU time of
-    a whole run with 200 small clients, and start and memory of a run with 100,000. Quick: two
-    rounds of fewer, smaller clients.
+    Four workloads, rounds per second against clients a round with a picture of it, what a client
+    costs in Python, the CPU time of a whole run with 200 small clients, and start and memory of a
+    run with 100,000. Quick: two rounds of fewer, smaller clients.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -171,6 +181,8 @@ def measure_speed(study: Study) -> dict:
     result: dict[str, Any] = {"rows": rows}
     if study.selects("clients a round"):
         result["curves"] = curves(rivals, study)
+    if study.selects("python of a client"):
+        result["python of a client"] = client_overhead(study.device, quick=study.quick)
     if study.selects("200 clients"):
         result["whole run of 200 clients"] = whole_run(quick=study.quick)
     if study.selects("100,000 clients"):
@@ -297,6 +309,25 @@ def rounds_by_unalike(workload: Workload, device: str, stack: str = "auto") -> f
     Args:
         stack: option of the local engine; "never" trains clients one by one.
     """
+    times = round_times(workload, device, stack, time.perf_counter)
+    return workload.rounds / (times[-1] - times[WARM_UP - 1])
+
+
+def client_overhead(device: str, quick: bool) -> dict[str, float]:
+    """Milliseconds of CPU time that a client costs in a round, in the quickest round."""
+    workload = replace(OVERHEAD, clients=20, per_round=20, rounds=2) if quick else OVERHEAD
+    result: dict[str, float] = {"clients": workload.clients, "rounds": workload.rounds}
+    for name, stack in (("stacked", "always"), ("one by one", "never")):
+        times = round_times(workload, device, stack, time.process_time)
+        quickest = min(later - earlier for earlier, later in pairwise(times[WARM_UP - 1 :]))
+        result[f"ms_{name}"] = round(1000 * quickest / workload.clients, 3)
+    return result
+
+
+def round_times(
+    workload: Workload, device: str, stack: str, clock: Callable[[], float]
+) -> list[float]:
+    """What a clock showed at the end of each round."""
     x, y = (tensor.to(device) for tensor in workload.data())  # as the others have them
     clients = []
     for i in range(workload.clients):
@@ -314,7 +345,7 @@ def rounds_by_unalike(workload: Workload, device: str, stack: str = "auto") -> f
     def watch(event: str, **facts: Any) -> None:
         if event == "round":
             synchronise(device)
-            times.append(time.perf_counter())
+            times.append(clock())
 
     training = workload.training
     folder = Path(tempfile.mkdtemp())
@@ -341,7 +372,7 @@ def rounds_by_unalike(workload: Workload, device: str, stack: str = "auto") -> f
     finally:
         engine.close()
         shutil.rmtree(folder)
-    return workload.rounds / (times[-1] - times[WARM_UP - 1])
+    return times
 
 
 def rounds_by_pfl(workload: Workload, device: str) -> float:

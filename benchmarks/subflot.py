@@ -43,7 +43,7 @@ PENALTY_OF = {
     "digits": 0.01,
 }  # lambda, if not 1: Adam's larger steps
 LR_FACTORS = (1 / 3, 1, 3)  # learning rates tried, of the scenario's
-FEWER_FACTORS = {"hapt": (1, 3), "agnews": (1, 3)}  # Adam; the lowest was never best on HAPT
+OTHER_FACTORS = {"hapt": (1, 3, 9), "agnews": (1, 3)}  # Adam; the lowest was never best on HAPT
 CHOOSING = (100,)  # seeds on which a row's rate is chosen, with half the rounds
 RATE_OF = {  # variants of a method take its rate
     "subflot, spread plans": "subflot",
@@ -56,6 +56,9 @@ UNMASKED = "algorithm={name: heterofl, masked: false}"
 SUBFLOT = "algorithm={name: subflot}"
 ALONE = "alone=true"  # the run's baseline: training alone at a client's own width
 FULL_WIDTH, SMALLEST_WIDTH, FINETUNE = "full width", "smallest width", "finetune"  # `settings_of`
+# Methods whose clients are measured with what was merged end with a round of own epochs instead of
+# a merge, so that all rows are measured with what clients trained last.
+UNMERGED = "unmerged"
 SAFEGUARD = "safeguard=true"
 LOCAL = "local, own width"
 FINETUNED, SAFEGUARDED = ", finetune", ", safeguard"  # ends of names; such rows keep the rate
@@ -71,8 +74,8 @@ PLAIN_METHODS: dict[str, list[str]] = {
     "feddropout": ["algorithm={name: feddropout}"],
     "feddse": ["algorithm={name: feddse}"],
     "flexfl": ["algorithm={name: flexfl}"],
-    "depthfl": ["algorithm={name: depthfl}"],
-    "scalefl": ["algorithm={name: scalefl}"],
+    "depthfl": ["algorithm={name: depthfl}", UNMERGED],
+    "scalefl": ["algorithm={name: scalefl}", UNMERGED],
     "fedavg, smallest width": [
         "algorithm={name: heterofl, masked: false, scaler: false}",
         SMALLEST_WIDTH,
@@ -82,7 +85,7 @@ METHODS: dict[str, list[str]] = {
     **PLAIN_METHODS,
     LOCAL: [UNMASKED, ALONE],  # what its clients reach alone, see `figures_alone`
     **{
-        f"{name}{FINETUNED}": [*(s for s in row if s != ALONE), FINETUNE]
+        f"{name}{FINETUNED}": [*(s for s in row if s not in (ALONE, UNMERGED)), FINETUNE]
         for name, row in PLAIN_METHODS.items()
     },
     f"subflot{FINETUNED}{SAFEGUARDED}": [SUBFLOT, FINETUNE, ALONE, SAFEGUARD],
@@ -90,6 +93,7 @@ METHODS: dict[str, list[str]] = {
     "local, full width": ["algorithm={name: local}"],
 }
 EARLY_EXITS = ("depthfl", "scalefl")
+RIVALS = ("fedrolex", "flexfl", *EARLY_EXITS, "feddse")
 MASKED = ("heterofl", "subflot, masked", "fedavg, full width, masked")
 CORE = (
     LOCAL,
@@ -110,7 +114,15 @@ GUARDED = (
 BARS = {
     "pacs": (*CORE, *SPREAD, *GUARDED),
     "cifar10": (*CORE[:5], "heterofl", *CORE[5:], "subflot, masked", *SPREAD, *GUARDED),
-    "hapt": (*CORE, *EARLY_EXITS, *GUARDED, *SPREAD, "heterofl", f"heterofl{FINETUNED}"),
+    "hapt": (
+        *CORE,
+        *RIVALS,
+        *(f"{name}{FINETUNED}" for name in RIVALS),
+        *GUARDED,
+        "local, full width",
+        "heterofl",
+        f"heterofl{FINETUNED}",
+    ),
     "agnews": (*CORE, *GUARDED, "heterofl", "subflot, masked", *SPREAD),
 }
 PAPER = {
@@ -202,7 +214,7 @@ def with_rates(study: Study, rows: Mapping[str, Row]) -> tuple[dict[str, Row], d
         scenario_name, settings = rows[name]
         training = load(scenario_name, settings=list(settings))[0].training
         half = f"rounds={max(1, training.rounds // 2)}"
-        for factor in FEWER_FACTORS.get(name.partition(" ")[0], LR_FACTORS):
+        for factor in OTHER_FACTORS.get(name.partition(" ")[0], LR_FACTORS):
             setting = f"training.lr={training.lr * factor:.3g}"
             tried[f"{name}; {setting}"] = (scenario_name, [*PLAIN, *settings, half, setting])
     means: dict[str, float] = {}
@@ -239,9 +251,10 @@ def settings_of(study: Study, dataset: str, values: Sequence[str]) -> list[str]:
         if value in (FULL_WIDTH, SMALLEST_WIDTH):
             share = 1.0 if value == FULL_WIDTH else 0.25
             settings += capacities([share] * GROUPS.get(dataset, 4))
-        elif value == FINETUNE:
+        elif value in (FINETUNE, UNMERGED):
             rounds, epochs = rounds_and_epochs(study, dataset)
-            settings += [f"rounds={rounds - rounds // 4}", f"finetune={rounds // 4 * epochs}"]
+            own = rounds // 4 if value == FINETUNE else 1
+            settings += [f"rounds={rounds - own}", f"finetune={own * epochs}"]
         else:
             settings.append(value)
         if value == SUBFLOT and dataset in PENALTY_OF:

@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.study import benchmark
@@ -30,24 +31,26 @@ def bench_tracking(quick: bool = False) -> dict:
     """What `--track tensorboard --watch` costs on `digits`, and when the first points are seen.
 
     Plain and tracked runs in turns; CPU time is that of all processes of a run, with the server of
-    its page, which a reader has open. First points: seconds after the end of round 1 at which
+    its page, which a reader has open. On a busy machine such pairs differ by more than the cost, so
+    it is also added up from its parts: the page's server, and the tracker's work in a process that
+    has loaded all that a run loads. First points: seconds after the end of round 1 at which
     TensorBoard's file, MLflow's new store and the page have it. Linux only.
     """
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
-    pairs, rounds = (1, 2) if quick else (6, 12)
-    run = ["run", "digits", "--set", f"rounds={rounds}"]
-    plain: list[tuple[float, float]] = []
-    tracked: list[tuple[float, float]] = []
+    pairs = 1 if quick else 3
+    run = ["run", "digits", *(["--set", "rounds=2"] if quick else [])]
+    plain: list[Measured] = []
+    tracked: list[Measured] = []
     for pair in range(pairs):
         order: list[tuple[list, list[str]]] = [(plain, []), (tracked, TRACKED)]
         for kept, options in order if pair % 2 else order[::-1]:
-            kept.append(time_run([*run, *options])[:2])
+            kept.append(time_run([*run, *options]))
     first = {}
     for tracker in ("tensorboard", "mlflow"):
-        first[tracker] = time_run([*run, "--track", tracker, "--watch"])[2]
-    result: dict = {"rounds": rounds, "pairs": pairs}
-    for place, unit in enumerate(("wall", "cpu")):
-        before, after = ([numbers[place] for numbers in kept] for kept in (plain, tracked))
+        first[tracker] = time_run([*run, "--track", tracker, "--watch"]).first
+    result: dict = {"pairs": pairs}
+    for unit in ("wall", "cpu"):
+        before, after = ([getattr(one, unit) for one in kept] for kept in (plain, tracked))
         costs = [100 * (b / a - 1) for a, b in zip(before, after, strict=True)]
         result |= {
             f"seconds_{unit}_plain": [round(value, 2) for value in before],
@@ -55,20 +58,42 @@ def bench_tracking(quick: bool = False) -> dict:
             f"cost_{unit}_percent": round(statistics.median(costs), 1),
             f"cost_{unit}_percent_of_means": round(100 * (sum(after) / sum(before) - 1), 1),
         }
+    parts = {
+        "page": statistics.median(one.cpu_page for one in tracked),
+        "tracker": statistics.median(one.cpu_tracker for one in plain),
+    }
+    whole = statistics.median(one.cpu for one in plain)
     return {
         **result,
+        "seconds_cpu_of_parts": {name: round(seconds, 2) for name, seconds in parts.items()},
+        "cost_cpu_percent_of_parts": round(100 * sum(parts.values()) / whole, 1),
         "bar_cost_percent": BAR_COST,
         "first_point_seconds": first,
         "bar_first_point_seconds": BAR_FIRST_POINT,
     }
 
 
-def time_run(options: list[str]) -> tuple[float, float, dict[str, float]]:
-    """Run the command in an empty folder.
+@dataclass(frozen=True)
+class Measured:
+    """One run.
 
-    Returns: seconds until it ended, seconds of CPU of all its processes, and seconds from the end
-        of round 1 to the first point in each store and on the page.
+    Attributes:
+        wall: seconds until it ended.
+        cpu: seconds of CPU of all its processes.
+        cpu_page: those of its page's server.
+        cpu_tracker: those that TensorBoard takes to write the run, where nothing tracked it.
+        first: seconds from the end of round 1 to the first point in each store and on the page.
     """
+
+    wall: float
+    cpu: float
+    cpu_page: float = 0.0
+    cpu_tracker: float = 0.0
+    first: dict[str, float] = field(default_factory=dict)
+
+
+def time_run(options: list[str]) -> Measured:
+    """Run the command in an empty folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
@@ -90,13 +115,34 @@ def time_run(options: list[str]) -> tuple[float, float, dict[str, float]]:
         ended.set()
         for thread in threads:
             thread.join()
+        page = 0.0
         with suppress(ChildProcessError):
             while True:  # the page's server, which outlives the run by a moment
-                os.waitpid(-1, 0)
+                used = os.wait4(-1, 0)[2]
+                page += used.ru_utime + used.ru_stime
         if code:
             raise RuntimeError(f"{' '.join(command)} ended with exit code {code}")
         end = end_of_first_round(folder / "run")
-        return wall, cpu_of_children() - before, {what: at - end for what, at in seen.items()}
+        first = {what: at - end for what, at in seen.items()}
+        cpu = cpu_of_children() - before
+        tracker = 0.0 if "--track" in options else cpu_of_tracker(folder / "run")
+        return Measured(wall, cpu, page, tracker, first)
+
+
+def cpu_of_tracker(run: Path) -> float:
+    """Seconds of CPU that TensorBoard takes to write a run, its own import included."""
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "import matplotlib, unalike.runs.api\n"
+        "from unalike.tracking.follow import replay\n"
+        "before = time.process_time()\n"
+        "replay(Path(sys.argv[1]), ['tensorboard'], print, lambda: False)\n"
+        "print(time.process_time() - before)\n"
+    )
+    command = [sys.executable, "-c", program, str(run)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
 
 
 def cpu_of_children() -> float:

@@ -14,6 +14,8 @@ from unalike.base.errors import UserError
 from unalike.core.runtime import ClientRuntime
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.models.autoencoder import Autoencoder, with_masks
+from unalike.report import read
+from unalike.report.history import logged_metrics
 
 SHAPE = {"left": (3,), "right": (3,)}
 
@@ -518,13 +520,13 @@ def test_the_most_stable_visit_may_be_kept(toys, tmp_path, monkeypatch):
     scores = iter((0.2, 0.9, 0.5, 0.4, 0.3))
     monkeypatch.setattr(afmcc, "stability_score", lambda *agreements: next(scores))
     kept = {}
-    keep = AFMCC.keep_if_stable
+    measure = AFMCC.measure_stability
 
     def watch(self, fed, messages):
-        keep(self, fed, messages)
+        measure(self, fed, messages)
         kept[fed.round] = fed.state["shares"].clone(), fed.state["stable"]["score"]
 
-    monkeypatch.setattr(AFMCC, "keep_if_stable", watch)
+    monkeypatch.setattr(AFMCC, "measure_stability", watch)
     finals = []
     mixtures = AFMCC.mixtures
     monkeypatch.setattr(
@@ -551,3 +553,44 @@ def test_groups_that_hold_score_one(toys):
     assert program.stability(parameters, torch.eye(4))["before"] == 1.0
     program.model.encoder.codes = lambda x: {"left": rows, "right": rows.roll(1, 1)}
     assert program.stability(parameters, torch.eye(4))["modalities"] < 1
+
+
+def test_stability_may_be_logged_where_the_last_visit_is_kept(toys, tmp_path):
+    """It is measured at every visit, and the end is that of a run that does not measure it."""
+    plain = toys.execute(tmp_path / "plain", small(), clients(toys), rounds=3)
+    told = toys.execute(tmp_path / "told", small(log_stability=True), clients(toys), rounds=3)
+    assert toys.hashes(told) == toys.hashes(plain)
+    curves = logged_metrics(read(tmp_path / "told"))
+    assert set(curves["stability"]["a"]) == {1, 2, 3}
+    assert "stability" not in logged_metrics(read(tmp_path / "plain"))
+
+
+def test_the_number_of_clusters_is_found_without_labels(toys, tmp_path):
+    """Rows lie at three places where the task looks for four: three groups hold, not more."""
+    places = torch.tensor([[4.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 4.0]])
+    members = []
+    for i, client in enumerate(clients(toys)):
+        noise = torch.randn(24, 3, generator=torch.Generator().manual_seed(i)) / 100
+        rows = places.repeat(8, 1) + noise
+        x = {name: rows.clone() for name in client.train.rows(torch.arange(1))[0]}
+        members.append(
+            toys.client(
+                client.id,
+                model=lambda: Autoencoder(SHAPE, (8,), 4),
+                task=Clustering(4),
+                train=(x, None),
+                public=None,
+            )
+        )
+    method = small(cluster_counts=(2, 3, 4, 5, 50))
+    results = toys.execute(tmp_path / "run", method, members, rounds=2)
+    found = results["metrics"]["stability_by_clusters"]
+    assert set(found) == {"2", "3", "4", "5"}  # nobody has 50 rows
+    assert all(0 <= score <= 1 for score in found.values())
+    assert found["3"] > 2 * max(found["4"], found["5"])
+
+
+def test_with_privacy_no_agreement_leaves_a_client():
+    for more in ({"keep": "stable"}, {"log_stability": True}, {"cluster_counts": (2, 3)}):
+        assert "how far groups hold" in small(weights="uniform", **more).privacy_problem()
+    assert small(weights="uniform").privacy_problem() is None

@@ -5,7 +5,15 @@ import json
 import pytest
 
 from benchmarks import leaderboard
-from benchmarks.leaderboard import FOLDER, GRID, Cell, cells_of, choose_and_report, skip_reason
+from benchmarks.leaderboard import (
+    FOLDER,
+    GRID,
+    Cell,
+    cells_of,
+    choose_and_report,
+    operations_of,
+    skip_reason,
+)
 from benchmarks.leaderboard_page import MARK, write_page, write_tables
 from benchmarks.leaderboard_tables import critical_difference, rank_family, setting_table
 from benchmarks.study import Study
@@ -57,8 +65,16 @@ def test_rate_then_field_are_chosen_on_other_seeds(measured):
     cell, asked = measured
     found = choose_and_report(cell, (0, 1, 2))
     assert found["chosen"] == ["training.lr=0.003", "algorithm.lam=10.0"]
-    assert [seed for _, seed in asked] == [100, 101] * 5 + [0, 1, 2, "operations"]
-    assert {settings for settings, _ in asked[-4:]} == {tuple(found["chosen"])}
+    assert [seed for _, seed in asked] == [100, 101] * 5 + [0, 1, 2]
+    assert {settings for settings, _ in asked[-3:]} == {tuple(found["chosen"])}
+
+
+def test_operations_are_counted_with_the_chosen_settings(measured):
+    cell, asked = measured
+    found = {"chosen": ["training.lr=0.003"]}
+    assert operations_of(cell, found)["client"] == 1.0
+    assert asked == [(("training.lr=0.003",), "operations")]
+    assert operations_of(cell, {}) == {}
 
 
 def test_a_finished_run_is_not_made_again(measured):

@@ -78,6 +78,8 @@ STUDIES = [
     "hetlora",
     "language",
     "hapt-causes",
+    "hapt-methods",
+    "strangers",
 ]
 
 
@@ -167,7 +169,12 @@ def test_every_setting_loads_and_every_row_is_told(asked, tmp_path, name, quick)
     told = json.loads((tmp_path / f"{name}{'-quick' * quick}.json").read_text())
     rows = next(told[key] for key in ("rows", "by_budget", "by_setting") if key in told)
     assert len(rows) == 2 if quick else len(rows) >= 2
-    on_others = name in ("rivals-rates", "hapt-causes", "afmcc-defaults")  # not on those reported
+    on_others = name in (
+        "rivals-rates",
+        "hapt-causes",
+        "hapt-methods",
+        "afmcc-defaults",
+    )  # not on those reported
     first = 100 if on_others else 0
     pairs = ("rivals-rates", "afmcc-defaults")
     searches = name in ("subflot", "subflot-bars", "fednca", "fednca-bars", "muscle-rank")
@@ -205,6 +212,37 @@ def test_the_tables_rows_are_their_mixes(asked, tmp_path):
         ("afmcc-multi-fashion", ("clients.0.mix={full: 0, multi: 1, single: 1}", "steps=3"), 7),
     ]
     assert (tmp_path / "afmcc-0-1-1-bdgp-1-2.json").exists()  # some rows do not pass for all
+
+
+def test_rows_measured_at_several_visits_tell_the_way():
+    """ACC 60, 70, 64 beside joint ACC 61, 73, 64; groups hold best at the first visit."""
+    events = []
+    for visit, acc, joint, held in (
+        (1, 60.0, 61.0, 0.9),
+        (2, 70.0, 73.0, 0.8),
+        (3, 64.0, 64.0, 0.1),
+    ):
+        known = {"acc": acc, "joint": {"acc": joint}}
+        events.append({"event": "note", "name": "stability", "round": visit, "values": {"c": held}})
+        events.append({"event": "evaluation", "round": visit, "figures": known})
+    told = {"clients": {"c": {"metric": "acc"}}}
+    visit_figures = benchmark_module("afmcc").visit_figures
+    assert visit_figures(Run(Path("nowhere"), {}, told, events)) == {
+        "behind_joint": 3.0,
+        "below_peak": 6.0,
+        "stop_below_peak": 10.0,
+    }
+    assert visit_figures(Run(Path("nowhere"), {}, told, events[:2])) == {}
+
+
+def test_clusters_of_labels_make_three_tables(asked, tmp_path, monkeypatch):
+    """The lead of each is FedMPT's over the best of its own table."""
+    told = BENCHMARKS["fedmpt-labels"](Study(seeds=(0,), only=("90 % absent",)))
+    assert all(name.endswith(", 90 % absent") for name in told["rows"]) and len(told["rows"]) == 13
+    assert told["mAP_lead"] == {"90 % absent": 0.0}  # made up: all the same
+    assert all("clients.0.masked_as=absent" in settings for _, settings, _ in asked)
+    everything = BENCHMARKS["fedmpt-labels"](Study(seeds=(0,)))
+    assert set(everything["mAP_lead"]) == {"all told", "90 % unknown", "90 % absent"}
 
 
 def test_who_does_not_wait_needs_less_time_for_as_many_visits(asked, tmp_path):
@@ -247,7 +285,7 @@ def test_leads_are_told_of_the_rows_that_were_run(asked):
         and told["macro_f1_lead_on_etf"] == told["macro_f1_drop"] == 0
     )
     some = BENCHMARKS["fednca"](Study(seeds=(0,), only=("ETF", "centralised")))
-    assert set(some) == {"rows"} and len(some["rows"]) == 9
+    assert set(some) == {"rates", "rows"} and len(some["rows"]) == 9
     uniform = {
         type(load(where, settings=list(s))[1]).__name__: load(where, settings=list(s))[1].mean
         for where, s, _ in asked

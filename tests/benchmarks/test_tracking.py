@@ -9,19 +9,25 @@ from benchmarks import tracking
 
 
 def test_costs_are_those_of_pairs_that_change_places(monkeypatch):
-    """Plain runs take 10 s and 8 s of CPU, tracked ones 10.4 and 9: 4 and 12.5 percent."""
+    """Plain runs take 10 s and 8 s of CPU, tracked ones 10.4 and 9: 4 and 12.5 percent.
+
+    The page takes 0.3 s and the tracker 0.1, 5 percent of 8.
+    """
     asked = []
 
     def time_run(options):
         watched = "--watch" in options
         asked.append(watched)
-        first = {"page": 0.5, options[-2]: 1.5}
-        return (10.4, 9.0, first) if watched else (10.0, 8.0, {})
+        if not watched:
+            return tracking.Measured(10.0, 8.0, cpu_tracker=0.1)
+        return tracking.Measured(10.4, 9.0, 0.3, first={"page": 0.5, options[-2]: 1.5})
 
     monkeypatch.setattr(tracking, "time_run", time_run)
     result = tracking.bench_tracking(quick=False)
-    assert asked[:4] == [True, False, False, True] and len(asked) == 2 * 6 + 2
+    assert asked[:4] == [True, False, False, True] and len(asked) == 2 * 3 + 2
     assert result["cost_wall_percent"] == 4.0 and result["cost_cpu_percent"] == 12.5
+    assert result["seconds_cpu_of_parts"] == {"page": 0.3, "tracker": 0.1}
+    assert result["cost_cpu_percent_of_parts"] == 5.0
     assert result["first_point_seconds"]["mlflow"] == {"page": 0.5, "mlflow": 1.5}
 
 

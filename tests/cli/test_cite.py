@@ -63,3 +63,10 @@ def test_among_others_a_method_without_a_paper_is_a_comment():
     assert text.endswith(bibtex("fedprox"))
     with pytest.raises(UserError, match='Did you mean "fedprox"'):
         bibliography(["fedavg", "fedprx"])
+
+
+def test_a_paper_of_two_methods_is_there_once():
+    text = bibliography(["fedmuscle", "fedmuscleplus", "hetlora", "fedmuscle"])
+    assert text.count("Toward Enhancing Representation Learning") == 1 and text.count("@") == 4
+    assert "% fedmuscleplus: the paper of setayesh2026fedmuscle\n" in text
+    assert text.startswith(bibtex("fedmuscle")) and bibtex("hetlora") in text

@@ -563,6 +563,18 @@ def test_the_version_is_shown_by_python_dash_m_too():
         assert shown.stdout == f"unalike {unalike.__version__}\n"
 
 
+def test_a_process_that_ends_collects_no_garbage():
+    program = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 0))\n"
+        "sys.argv = ['unalike', '--version']\n"
+        "from unalike.cli import main\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 0 and ended.stdout.split()[-2:] == ["frozen", "True"]
+
+
 def test_check_of_a_valid_scenario(command, scenario):
     code, out, _ = command("check", "digits")
     assert code == 0 and out.startswith("digits is fine: 6 clients, FedMusclePlus, ")
@@ -669,6 +681,35 @@ def test_the_page_has_the_epsilon_of_the_run(command, scenario, tmp_path):
     command("audit", path, "--set", "privacy.entropy=seed", "--page", "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "it can take the noise off" in page and "not protected: it knows the seed" in page
+
+
+@pytest.mark.parametrize("entropy", ["secret", "seed"])
+def test_the_page_tells_of_noise_in_training_and_at_the_server(
+    command, scenario, tmp_path, entropy
+):
+    """Before, it said that no noise is added, and that epsilon is unbounded."""
+    noise = {"clip": 1.0, "noise": 2.0, "entropy": entropy}
+    averaging = {"name": "fedavg", "sample": noise}
+    alike = [{"id": c, "model": {"name": "mlp", "hidden": [4], "width": 4}} for c in "ab"]
+    config = {"algorithm": averaging, "alone": False}
+    for client in alike:
+        client |= {"target": "digit", "train": 20, "test": 10}
+    path = scenario({**config, "clients": alike})
+    assert command("audit", path, "--page", "page.md")[0] == 0
+    page = (tmp_path / "page.md").read_text()
+    spent = json.loads(command("run", path, "--json", "--out", "run")[1].rstrip().split("\n")[-1])
+    spent = spent["clients"]["a"]["sample_privacy"]
+    assert f"in each of {spent['releases']} steps" in page
+    assert f"epsilon {spent['epsilon']:.3g} at delta 1e-05" in page
+    assert "No noise is added" not in page
+    assert ("take the noise off again" in page) == (entropy == "seed")
+    assert ("not against whoever knows the seed" in page) == (entropy == "seed")
+    config["algorithm"] = {"name": "fedavg", "mean": "uniform", "central": noise}
+    assert command("audit", scenario({**config, "clients": alike}), "--page", "page.md")[0] == 0
+    page = (tmp_path / "page.md").read_text()
+    assert "sees each client's update without noise, and must be trusted" in page
+    assert "not protected: it sees every update" in page and "in 2 rounds" in page
+    assert "No noise is added" not in page
 
 
 def test_what_an_epsilon_means_is_said_in_numbers():

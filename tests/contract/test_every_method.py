@@ -105,8 +105,18 @@ def test_same_seed_same_bytes_another_seed_others(name, toys, tmp_path):
     assert all(toys.hashes(first)[c] != toys.hashes(other)[c] for c in "abc")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resumed_equals_undisturbed(name, workers, toys, tmp_path):
+FIRST_CALL, MIDDLE, BETWEEN_ROUNDS = ("call", 1), ("call", 2), ("round", 3)
+
+
+@pytest.mark.parametrize(
+    "workers, stops",
+    [
+        (0, (FIRST_CALL, ("round", 2), MIDDLE, BETWEEN_ROUNDS, ("call", 3))),
+        (2, (MIDDLE, BETWEEN_ROUNDS)),
+    ],
+    ids=["0", "2"],
+)
+def test_resumed_equals_undisturbed(name, workers, stops, toys, tmp_path):
     """Stopped after a round, in the middle of one, before the first checkpoint and after the last round, and resumed each time."""
     federation = FederationConfig(participation=0.7, dropout=0.1, quorum=0)
     whole = toys.execute(
@@ -117,7 +127,7 @@ def test_resumed_equals_undisturbed(name, workers, toys, tmp_path):
         federation=federation,
         workers=workers,
     )
-    for event, count in (("call", 1), ("round", 2), ("call", 2), ("round", 3), ("call", 3)):
+    for event, count in stops:
         with pytest.raises(Stopped):
             toys.execute(
                 tmp_path / "cut",

@@ -1,7 +1,6 @@
 """Functions in lockstep: who meets whom, exceptions, random numbers, nested functions."""
 
-import gc
-import sys
+import contextvars
 import threading
 import time
 
@@ -9,8 +8,15 @@ import pytest
 import torch
 
 from unalike.base import lockstep
-from unalike.base.lockstep import ALONE, Habits, Work, run_each, run_in_lockstep
+from unalike.base.lockstep import ALONE, Work, run_each, run_in_lockstep
 from unalike.base.randomness import scope
+
+
+@pytest.fixture(autouse=True, params=["greenlets", "threads"])
+def _waits_as(request, monkeypatch):
+    """Everything here holds with the package greenlet and without it."""
+    if request.param == "threads" and "greenlets" not in request.node.originalname:
+        monkeypatch.setattr(lockstep, "greenlet", None)
 
 
 def meet(work):
@@ -105,82 +111,51 @@ def test_an_interrupt_leaves_no_thread_behind():
     assert threading.active_count() == before
 
 
-@pytest.fixture
-def nested():
-    """Runs functions twice: in threads, and, where they met at most once, without."""
-    habits = Habits()
-
-    def run(functions, room, name="name"):
-        first = run_in_lockstep(functions, [], habits, name)
-        before = threading.active_count()
-        threads = []
-        seen = [lambda f=f: (threads.append(threading.get_ident()), f())[1] for f in functions]
-        again = run_in_lockstep(seen, room, habits, name)
-        assert first == again and threading.active_count() == before
-        return again, len(set(threads))
-
-    return run
-
-
-def test_functions_that_meet_once_need_no_threads(nested):
-    room = []
-    functions = [lambda: meet(Add(1)), lambda: 7, lambda: meet(Add(2)), lambda: meet(Add(3, "odd"))]
-    functions += [lambda: meet(Add(4, None)), lambda: meet(Add(0))]
-    assert nested(functions, room) == ([11, 7, 12, 3, 4, 0], 1)
-    assert room == [3]
-
-
-def test_functions_that_meet_twice_have_threads_of_their_own(nested):
-    room = []
-    functions = 2 * [lambda: meet(Add(1)) + meet(Add(2))]
-    assert nested(functions, room) == ([23, 23], 2)
-    assert room == [2, 2]
-
-
-def test_a_second_meeting_that_nobody_expected_is_done_alone_once():
-    habits, room, more = Habits(), [], []
-
-    def sometimes():
-        return meet(Add(1)) + sum(meet(Add(x)) for x in more)
-
-    run_in_lockstep([sometimes, sometimes], [], habits, "name")
-    more.append(5)
-    assert run_in_lockstep([sometimes, sometimes], room, habits, "name") == [16, 16]
-    assert room == [2]
-    assert run_in_lockstep([sometimes, sometimes], room, habits, "name") == [26, 26]
-    assert room == [2, 2, 2]
-
-
-def test_without_threads_random_numbers_gradients_and_errors_are_as_with_them(nested):
-    def draw(name):
-        with scope(0, name), torch.no_grad():
-            first = torch.rand(1)
-            meet(Add(1))
-            return first, torch.rand(1), torch.is_grad_enabled()
-
-    alone = [draw(name) for name in "abc"]
-    torch.manual_seed(5)
-    before = torch.default_generator.get_state()
+def test_gradients_are_recorded_as_the_function_itself_says():
     modes = []
-    functions = [
-        lambda name=name: (modes.append(torch.is_grad_enabled()), draw(name))[1] for name in "abc"
-    ]
-    assert nested(functions, []) == (alone, 1)
-    assert all(modes)
-    assert torch.equal(torch.default_generator.get_state(), before)
-    habits = Habits()
-    habits.note("name", 1)
-    with pytest.raises(ZeroDivisionError):
-        run_in_lockstep([lambda: meet(Add(-1)), lambda: meet(Add(1))], [], habits, "name")
+
+    def without_gradients():
+        modes.append(torch.is_grad_enabled())
+        with torch.no_grad():
+            meet(Add(1))
+            modes.append(torch.is_grad_enabled())
+
+    run_in_lockstep([without_gradients, without_gradients], [])
+    assert modes == [True, True, False, False] and torch.is_grad_enabled()
+
+
+def test_context_variables_are_those_of_the_caller():
+    name = contextvars.ContextVar("name", default="nobody")
+    name.set("caller")
+    assert run_in_lockstep([name.get, name.get], []) == ["caller", "caller"]
+
+
+def test_an_interrupt_inside_a_function_ends_all_at_once():
+    ended = []
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def waiting():
+        try:
+            meet(Add(1))
+        finally:
+            ended.append("waiting")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_lockstep([waiting, interrupted, lambda: ended.append("never started")], [])
+    assert ended == ["waiting"]
 
 
 def test_as_many_functions_as_a_host_runs_at_once_fit_on_the_stack():
     def deep(level):
         return deep(level - 1) if level else meet(Add(1))
 
-    habits = Habits()
-    habits.note("name", 1)
-    limit = sys.getrecursionlimit()
-    answers = run_in_lockstep(256 * [lambda: deep(100)], [], habits, "name")
-    assert answers == 256 * [11]
-    assert sys.getrecursionlimit() == limit and gc.isenabled()
+    assert run_in_lockstep(256 * [lambda: deep(100)], []) == 256 * [11]
+
+
+def test_greenlets_stay_in_the_thread_of_the_caller():
+    assert lockstep.greenlet is not None, "greenlet is a dependency"
+    threads = []
+    run_in_lockstep(3 * [lambda: (meet(Add(1)), threads.append(threading.get_ident()))], [])
+    assert threads == 3 * [threading.get_ident()]

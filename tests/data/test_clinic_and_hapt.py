@@ -64,6 +64,18 @@ def test_hapt_windows_lie_within_one_activity_of_one_person(tmp_path):
     assert correlation == pytest.approx(1, abs=1e-5), "the second window starts 64 readings later"
 
 
+def test_stretches_to_test_lie_in_every_recording(tmp_path):
+    """Everyone sits, lies, sits: the second time they sit is to test, in both recordings."""
+    label = np.tile(np.repeat([4, 6, 4], [200, 128, 128]), 4)
+    user = np.repeat([3, 8], 2 * 456)
+    experiment = np.tile(np.repeat([0, 1], 456), 2)
+    x = np.random.default_rng(0).normal(size=(len(label), 6)).astype(np.float16)
+    np.savez(tmp_path / "hapt_raw.npz", x=x, label=label, user=user, experiment=experiment)
+    table = load_dataset("hapt", str(tmp_path), split="stretches")
+    assert table.test.tolist() == [3, 7, 11, 15]
+    assert table.train.tolist() == [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14]
+
+
 def test_a_stretch_shorter_than_a_window_gives_none():
     assert window_starts(np.repeat([[1], [2]], [127, 127], axis=0)).tolist() == []
 

@@ -124,7 +124,9 @@ def test_a_fingerprint_on_demand_reads_64_rows():
         ((X, Y, Y), "got tuple of 3"),
         (TensorDataset(X, Y, Y), "got tuple of 3"),
         ((X, Y[:3]), "same number of rows, got .*'x': 10, 'y': 3"),
-        (([1.0, 2.0], Y), "got list for x"),
+        (("abcdefghij", Y), "got str for x"),
+        (([[1.0, 2.0], [3.0]], Y), "rows of a list must have one shape"),
+        ((X, ["no", "yes"] * 5), "an array must hold numbers, got <U3"),
         (({}, None), "no modality"),
         (({"left": X, "right": X[:3]}, Y), "same number of rows, got .*'left': 10, 'right': 3"),
         (
@@ -146,6 +148,12 @@ def test_a_fingerprint_on_demand_reads_64_rows():
 def test_what_is_not_data_is_refused(data, said):
     with pytest.raises(ValueError, match=said):
         as_samples(data)
+
+
+def test_lists_of_numbers_and_of_arrays_are_taken():
+    samples = as_samples((list(X.numpy()), Y.tolist()))
+    assert torch.equal(samples.rows(PICK)[0], X[PICK])
+    assert torch.equal(samples.rows(PICK)[1], Y[PICK])
 
 
 def test_a_dataset_of_triples_or_no_rows_is_refused():

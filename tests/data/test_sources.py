@@ -292,6 +292,21 @@ def test_objects_that_deal_out_rows_themselves():
     assert len(unalike.partition(Dealt(), 1, columns={"x": ["age"]})) == 1
 
 
+def test_a_partition_may_be_a_function():
+    def in_turns(y, clients, generator, first=0):
+        return [torch.arange((first + i) % clients, len(y), clients) for i in range(clients)]
+
+    parts = unalike.partition((torch.arange(5.0)[:, None], torch.arange(5)), 2, in_turns, first=1)
+    assert [part.rows(torch.arange(2))[1].tolist() for part in parts] == [[1, 3], [0, 2]]
+
+
+def test_a_frame_is_dealt_out_by_its_usual_columns():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": [1.0, 2.0, 3.0, 4.0], "target": [0, 1, 0, 1]})
+    parts = unalike.partition(frame, 2, "apart")
+    assert [part.rows(torch.arange(2))[0].flatten().tolist() for part in parts] == [[1, 3], [2, 4]]
+
+
 def test_partitions_from_python():
     x, y = torch.arange(40.0)[:, None], torch.arange(40) % 4
     parts = unalike.partition((x, y), 4, "apart")

@@ -21,6 +21,7 @@ import organisations
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from real import REAL, steps
+from storms import planned_kills
 
 from unalike.algorithms import ALGORITHMS
 from unalike.core.privacy import Privacy
@@ -128,10 +129,12 @@ def killed(folder):
     }
 
 
-def storm(folder, rounds=140, kills=50):
-    """Kill processes at random until there were `kills` deaths, each a line of the file `kills`:
-    of jobs and FLARE's own, of clients and of the server. The test kills this program, too, which
+def storm(folder):
+    """Kill processes at random until there were so many deaths, each a line of the file `kills`:
+    of jobs and FLARE's own, of clients and of the server. storms.py kills this program, too, which
     continues where it was."""
+    kills = planned_kills()
+    rounds = 14 * kills // 5
     here = federation(folder, seconds=0.02)
     run = (
         Folder(folder / "away")
@@ -189,6 +192,7 @@ def storm(folder, rounds=140, kills=50):
     return {
         **organisations.same(run.path, folder / "here", sites(here)),
         "rounds": results["rounds"],
+        "planned_rounds": rounds,
         "killed": Counter(killed),
         "restarts": (run.path / "events.jsonl").read_text().count('"event": "restart"'),
         "left": leftover_processes(folder, here),

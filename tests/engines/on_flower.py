@@ -21,6 +21,7 @@ import conftest as toys
 import organisations
 from flwr.serverapp import ServerApp
 from real import steps
+from storms import planned_kills
 
 from unalike.algorithms import ALGORITHMS
 from unalike.base.message import encoded_size
@@ -186,8 +187,9 @@ def killed(folder):
     return {**outcome, "struck": len(struck), "seconds": on[0] - struck[0] if on else None}
 
 
-def storm(folder, rounds=30, kills=30):
+def storm(folder):
     """Kill processes at random: SuperNodes, those of their apps, the SuperLink and the server's."""
+    kills = rounds = planned_kills()
     killed, rounds_seen, over = [], [0], threading.Event()
     draw = random.Random(0)
 

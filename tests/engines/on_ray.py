@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import conftest as toys
 import torch
 from real import REAL, steps
+from storms import planned_kills
 
 from unalike.algorithms import ALGORITHMS, FedMuscle
 from unalike.core.operations import operation
@@ -30,6 +31,7 @@ from unalike.engines.host import Host
 from unalike.engines.ray import RayEngine
 
 torch.set_num_threads(1)
+VICTIMS = ("client", "server")
 SAME = ("clients", "bytes", "failures", "metrics", "rounds")
 
 
@@ -256,8 +258,10 @@ def rubbish(folder):
     return {"failures": results["failures"], "rounds": results["rounds"]}
 
 
-def storm(folder, rounds=60, kills=50):
-    """Kill actors at random until there were `kills` deaths; the test kills the server."""
+def storm(folder):
+    """Kill actors at random until there were so many deaths; storms.py kills the server."""
+    kills = planned_kills()
+    rounds = 6 * kills // 5
     folder.mkdir(exist_ok=True)
     deaths, load = folder / "kills", RayEngine.load
 
@@ -288,10 +292,7 @@ def storm(folder, rounds=60, kills=50):
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=rounds)
     return {
         "same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME},
-        **{
-            victim: deaths.read_text().count(f"kill {victim[:6]}")
-            for victim in ("clients", "server")
-        },
+        "killed": {victim: deaths.read_text().count(f"kill {victim}") for victim in VICTIMS},
     }
 
 

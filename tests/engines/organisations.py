@@ -169,12 +169,18 @@ def begin(folder, *steps, program="on_flare.py"):
 
 def run_steps(folder, *steps, program="on_flare.py", seconds=400):
     """What it tells; it has so long, and what it started goes with it."""
-    process = begin(folder, *steps, program=program)
+    return finish(begin(folder, *steps, program=program), folder, seconds, program)
+
+
+def finish(process, folder, seconds, program):
+    """What a program that began tells in the end."""
     try:
         _, problems = process.communicate(timeout=seconds)
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # not the leader of a group
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
     assert process.returncode == 0, problems[-3000:]
     report = json.loads((folder / "report.json").read_text())

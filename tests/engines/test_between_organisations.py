@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from unalike.base.errors import UserError
 from unalike.cli.commands import app
 from unalike.cross_silo.remote_run import RemoteRun, follow, is_wanted, serve, update_roster
+from unalike.cross_silo.site_records import AUDIT_LOG, AuditLog
 from unalike.engines.process import EngineError
 from unalike.runs.audit import audit_client_file
 from unalike.runs.export import export
@@ -109,6 +110,17 @@ def test_versions_of_packages_are_recorded_and_compared(tmp_path, monkeypatch):
     assert versions["server"]["torch"] == versions["clients"]["a"]["torch"]
     (notice,) = folder.events("notice")
     assert notice["text"].startswith("b has torch 1.0 (here ")
+
+
+def test_server_and_sites_write_down_the_same_digest_of_a_run(tmp_path):
+    folder = organisations.prepared(tmp_path / "away", "fedavg", rounds=1)
+    line = Direct(tmp_path / "sites")
+    serve(folder.path, line, 30.0)
+    (admitted,) = folder.events("admitted")
+    assert admitted["clients"] == ["a", "b", "c"]
+    for site in line.sites.values():
+        begun = [e for e in AuditLog(site.folder / AUDIT_LOG).entries() if e["event"] == "begin"]
+        assert {entry["digest"] for entry in begun} == {admitted["digest"]}
 
 
 # runs that nobody wants

@@ -5,7 +5,6 @@ All of it happens in one program, on_flare.py, which ends with the processes it 
 
 import json
 import os
-import random
 import re
 import socket
 import sys
@@ -19,6 +18,7 @@ import organisations
 import pytest
 from organisations import run_steps
 from real import REAL
+from storms import run_storm
 
 from unalike.base.errors import UserError
 from unalike.engines.process import EngineError
@@ -69,22 +69,10 @@ def test_a_client_killed_in_the_middle_of_a_round_changes_nothing(tmp_path):
 
 @faults
 def test_fifty_kills_of_clients_and_server_change_nothing(tmp_path):
-    """Five of the program that submits the jobs, the rest at random: storm kills these itself."""
-    deaths, events = tmp_path / "storm" / "kills", tmp_path / "storm" / "away" / "events.jsonl"
-    rounds = lambda: events.read_text().count('"event": "round"') if events.exists() else 0
-    for _ in range(5):
-        process, before = organisations.begin(tmp_path, "storm"), rounds()
-        while process.poll() is None and rounds() == before:
-            time.sleep(0.1)
-        time.sleep(random.uniform(0, 10))
-        assert process.poll() is None, process.communicate()[1][-3000:]
-        process.kill()
-        process.communicate()
-        with deaths.open("a") as file:
-            file.write("kill program\n")
-    outcome = run_steps(tmp_path, "storm", seconds=3600)["storm"]
+    """Five of the program that submits the jobs, the rest of sites, clients and servers."""
+    outcome = run_storm("flare", tmp_path, 50)
     assert sum(outcome["killed"].values()) >= 50 and outcome["killed"]["program"] == 5
-    assert outcome["rounds"] == 140 and outcome["apart"] <= 1e-9 and outcome["same_ledger"]
+    assert outcome["rounds"] == outcome["planned_rounds"] and outcome["same"]
     assert not outcome["left"], "processes outlived the federation"
 
 

@@ -289,6 +289,30 @@ def test_a_run_with_a_hostile_client_goes_on_without_it(toys, tmp_path_factory, 
     )
 
 
+def test_clients_with_infinite_gains_do_not_end_the_run(toys, tmp_path, monkeypatch):
+    """Each value is in range, but its ratio to the local baseline is not a number."""
+    handle = Host.handle
+    ends = {"b": 1e15, "c": -1e15}
+
+    def claim(self, client, message):
+        reply = handle(self, client, message)
+        operation = message["operation"]
+        if operation in ("evaluate", "appraise") and client in ends:
+            value = ends[client] if operation == "appraise" else 5e-324  # alone
+            reply["body"] = {**reply["body"], "accuracy": value}
+        return reply
+
+    monkeypatch.setattr(Host, "handle", claim)
+    monkeypatch.setattr(Host, "_groups", lambda self, messages: [])
+    results = toys.execute(
+        tmp_path / "run", toys.method("fedavg"), toys.clients(3), rounds=2, alone=True
+    )
+    assert not results["failures"]
+    assert {results["clients"][id]["value"] for id in ends} == set(ends.values())
+    assert [results["clients"][id]["gain"] for id in ends] == [None, None]
+    assert math.isfinite(results["delta"])
+
+
 @pytest.mark.parametrize(
     "quota, says",
     [

@@ -6,18 +6,14 @@ one program: on_ray.py.
 
 import json
 import os
-import random
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from real import REAL, note_faults
-
-HERE = Path(__file__).parent
-ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
+from storms import ALONE, run_storm
+from storms import begin_on_ray as program
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 
@@ -36,22 +32,6 @@ pytestmark = pytest.mark.skipif(
 faults = pytest.mark.skipif(
     not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults"
 )
-
-
-def program(folder, *steps):
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)]),
-        "OMP_NUM_THREADS": "1",
-        "RAY_memory_monitor_refresh_ms": "0",
-    }  # or Ray kills actors because of what other programs hold
-    return subprocess.Popen(
-        [*ALONE, sys.executable, str(HERE / "on_ray.py"), str(folder), *steps],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-    )
 
 
 def run_steps(folder, *steps):
@@ -124,21 +104,10 @@ def test_a_spare_process_takes_over_within_5_s(tmp_path):
 
 @faults
 def test_fifty_kills_of_clients_and_server_change_nothing(tmp_path):
-    """Ten of the server, at random, the rest of clients: storm kills these itself."""
-    deaths, events = tmp_path / "storm" / "kills", tmp_path / "storm" / "cut" / "events.jsonl"
-    rounds = lambda: events.read_text().count('"event": "round"') if events.exists() else 0
-    for _ in range(10):
-        process, before = program(tmp_path, "storm"), rounds()
-        while process.poll() is None and rounds() == before:
-            time.sleep(0.1)
-        time.sleep(random.uniform(0, 6))
-        assert process.poll() is None, "it ended before it was killed often enough"
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        with deaths.open("a") as file:
-            file.write("kill server\n")
-    outcome = run_steps(tmp_path, "storm")["storm"]
-    assert outcome["same"] and outcome["server"] == 10 and outcome["clients"] >= 40
+    """Ten of the server, the rest of clients."""
+    outcome = run_storm("ray", tmp_path, 50)
+    assert outcome["same"]
+    assert outcome["killed"]["server"] == 10 and outcome["killed"]["client"] >= 40
 
 
 @faults

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import pytest
 
 from unalike.base.events import append_event
 from unalike.base.lock import is_locked, lock
+from unalike.report.folder import read
 from unalike.report.live_page import SENTENCES, format_clock, render_sections
 from unalike.report.live_run import LiveRun, gains_so_far
 from unalike.report.live_server import Feed, bind, build_app, is_loopback, usual_port
+from unalike.report.page import render_page, write
 
 CLIENTS = {
     "ada": {"model": "mlp", "metric": "accuracy", "unit": "%", "higher_is_better": True},
@@ -94,6 +97,21 @@ def test_gains_so_far_are_over_training_alone_for_as_many_rounds(folder, writer)
     assert gains_so_far(live_run(folder).run) == {"<b>eve</b>": 25.0}  # ada will end without one
 
 
+def test_values_without_a_finite_gain_or_scale_leave_the_page_standing(folder, writer):
+    """Two clients with infinite gains of opposite sign, and a range that no float can hold."""
+    writer.start()
+    writer.local(1, ada=5e-324, eve=5e-324)
+    writer.measure(1, ada=1e15, eve=1e15)
+    writer.round(1)
+    live = LiveRun(folder, lambda: True)
+    assert gains_so_far(live.run) == {} and render_sections(live)
+    writer.measure(2, ada=1e308, eve=5.0)
+    writer.measure(3, ada=-1e308, eve=5.0)
+    writer.round(3)
+    live.update()
+    assert render_sections(live)
+
+
 def test_the_page_tells_who_failed_and_why_and_what_happened(folder, writer):
     writer.start()
     writer.local(1, 20.0, 2.0)
@@ -158,6 +176,55 @@ def test_a_finished_run_is_its_report(make):
     assert "Local and federated" in html and "unalike run" in html
 
 
+def test_the_page_of_a_run_takes_the_report_that_the_run_has_drawn(make, monkeypatch):
+    """It waits for that one, shows it, and draws one only where the run drew none."""
+    folder = make()
+    live = LiveRun(folder, is_running=lambda: False, own=True)
+    assert "Its report is being drawn" in page(live) and not live.update()
+    feed = Feed(live)
+    with monkeypatch.context() as patch:
+        write(folder)
+        patch.setattr("unalike.report.live_page.render_parts", lambda run: 1 / 0)
+        text = feed.page()
+    assert "Local and federated" in text and text.count("<h1>") == 1 and "</main>" in text
+    assert live.report is not None and live.report in render_page(read(folder))
+
+
+def test_a_report_that_is_drawn_just_before_the_end_is_taken(make, monkeypatch):
+    folder = make()
+    feed = Feed(LiveRun(folder, is_running=lambda: False, own=True))
+    feed.page()
+    write(folder)
+    monkeypatch.setattr("unalike.report.live_page.render_parts", lambda run: 1 / 0)
+
+    async def end_with_a_reader():
+        seen = []
+
+        async def read():
+            async for text in feed.read():
+                seen.append(text)
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        await feed.end()
+        await reader
+        return seen
+
+    seen = asyncio.run(end_with_a_reader())
+    assert "Local and federated" in seen[-1]
+
+
+def test_a_report_from_before_the_results_is_not_taken(make):
+    folder = make()
+    os.utime(write(folder), ns=(0, 0))
+    live = LiveRun(folder, is_running=lambda: False, own=True)
+    assert live.report is None
+    feed = Feed(live)
+    feed.page()
+    asyncio.run(feed.end())  # the run is over: whoever asks now gets one that is drawn here
+    assert "Local and federated" in feed.page() and live.report is None
+
+
 def test_results_that_were_changed_are_told(make):
     folder = make()
     (folder / "results.json").write_text("{}")
@@ -196,7 +263,7 @@ def test_clocks_are_rounded():
 # over HTTP
 
 
-def call(app, path="/", host="127.0.0.1:80", method="GET", cookie=""):
+def call(app, path="/", host="127.0.0.1:80", method="GET", cookie="", port=80):
     """The answer of an ASGI application, without a network: status, headers, text."""
     sent = []
 
@@ -210,7 +277,7 @@ def call(app, path="/", host="127.0.0.1:80", method="GET", cookie=""):
     headers = [(b"host", host.encode()), (b"cookie", cookie.encode())]
     scope = {
         "type": "http", "method": method, "path": where, "query_string": query.encode(),
-        "headers": headers, "http_version": "1.1", "scheme": "http",
+        "headers": headers, "http_version": "1.1", "scheme": "http", "server": ("0.0.0.0", port),
     }  # fmt: skip
     asyncio.run(app(scope, receive, send))
     text = b"".join(message.get("body", b"") for message in sent[1:]).decode()
@@ -250,6 +317,24 @@ def test_beyond_this_machine_a_token_is_needed(app):
     assert "HttpOnly" in cookie and "SameSite=lax" in cookie
     assert call(guarded, cookie=cookie.partition(";")[0])[0] == 200
     assert call(guarded, cookie="unalike-watch=wrong")[0] == 403
+
+
+def test_pages_of_two_runs_on_one_host_have_cookies_of_their_own(app):
+    """Browsers send cookies to every port: the second page would have locked the first out."""
+    pages = {port: app(None, f"s3cret{port}") for port in (8601, 8602)}
+    cookies = []
+    for port, page in pages.items():
+        _, headers, _ = call(page, f"/?token=s3cret{port}", port=port)
+        cookies.append(headers["set-cookie"].partition(";")[0])
+    assert len({cookie.partition("=")[0] for cookie in cookies}) == 2
+    for port, page in pages.items():
+        assert call(page, cookie="; ".join(cookies), port=port)[0] == 200
+        assert call(page, cookie=cookies[port == 8601], port=port)[0] == 403
+
+
+def test_the_way_in_leads_to_no_other_host(app):
+    _, headers, _ = call(app(None, "s3cret"), "//evil.example/?token=s3cret")
+    assert headers["location"] == "/evil.example/"
 
 
 def test_only_loopback_addresses_do_without_a_token():
@@ -434,6 +519,8 @@ def test_in_a_browser_it_appears_moves_shows_a_failure_and_ends(
         for name in ("config.yaml", "results.json", "ledger.csv"):
             shutil.copy(finished / name, folder / name)
         writer("finish", seconds=20.0)
+        wait_for(view, lambda: "Its report is being drawn" in text())
+        write(folder)
         wait_for(view, lambda: "finished" in text() and "To repeat this run" in text())
     assert view.evaluate("document.documentElement.scrollWidth") <= width
     assert errors == []

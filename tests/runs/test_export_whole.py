@@ -128,6 +128,24 @@ def test_onnxruntime_gives_the_same_outputs(family, lora, tmp_path):
         torch.testing.assert_close(torch.from_numpy(output), model(x), atol=1e-5, rtol=1e-5)
 
 
+def test_the_model_card_says_what_onnx_takes(tmp_path):
+    """Images that came as bytes are divided by 255 before the model: who runs it must know."""
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    x = torch.randint(256, (8, 1, 4, 4), generator=torch.Generator().manual_seed(0)).byte()
+    y = torch.arange(8) % 2
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.ReLU())
+    client = Client("ada", net, Classification(["no", "yes"]), (x, y), (x, y))
+    model, folder, lines = run_and_export(client, tmp_path, onnx=True)
+    said = "float32 (rows, 1, 4, 4), bytes divided by 255"
+    assert f"x is {said}" in (folder / "README.md").read_text()
+    assert any(line.endswith(said) for line in lines)
+    session = runtime.InferenceSession(str(folder / "model.onnx"))
+    (output,) = session.run(None, {"x": (x / 255).numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(output), model(x / 255), atol=1e-5, rtol=1e-5)
+
+
 def test_the_model_card_says_what_the_model_is(tmp_path, toys):
     clients = [toys.client(name) for name in "ab"]
     run = tmp_path / "run"

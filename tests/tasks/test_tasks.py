@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_wine
 from torch.func import grad, vmap
 
 from unalike.tasks import TASKS, Classification, MultiLabel, Segmentation
@@ -274,6 +275,9 @@ def test_labels_may_be_a_number_or_names():
     assert Classification(3).labels == ("0", "1", "2")
     assert MultiLabel(["a", "b"]) == MultiLabel(("a", "b"))
     assert hash(Segmentation(2)) == hash(Segmentation(("0", "1")))
+    names = load_wine().target_names
+    for given in (names, list(names)):
+        assert repr(Classification(given).labels) == "('class_0', 'class_1', 'class_2')"
 
 
 def test_narrow_integers_are_labels_too():

@@ -100,8 +100,10 @@ def test_mlflow_has_series_parameters_and_the_report(run, tmp_path, monkeypatch)
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "store").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/store/mlflow.db")
     with pytest.raises(Stopped):
         run(track="mlflow", watch=stop_after(2), name="blobs")
     result = run(track="mlflow", resume=True, name="blobs")
@@ -118,6 +120,19 @@ def test_mlflow_has_series_parameters_and_the_report(run, tmp_path, monkeypatch)
     assert_same_series(points, result.folder)
     files = {file.path for file in client.list_artifacts(tracked.info.run_id)}
     assert files == {"report.html", "results.json", "config.yaml"}
+    assert not list((tmp_path / "here").iterdir())  # files are with the store, not where we are
+    (report,) = (tmp_path / "store" / "mlruns" / "blobs").rglob("report.html")
+    assert report.read_bytes() == (result.folder / "report.html").read_bytes()
+
+
+def test_files_of_mlflow_lie_beside_a_sqlite_store_and_elsewhere_where_mlflow_says(tmp_path):
+    pytest.importorskip("mlflow")
+    from unalike.tracking.mlflow import artifact_folder
+
+    beside = (tmp_path / "mlruns" / "a_b").as_uri()
+    assert artifact_folder(f"sqlite:///{tmp_path}/mlflow.db", "a b") == beside
+    for other in ("http://127.0.0.1:5000", "postgresql://host/mlflow", "sqlite:///:memory:"):
+        assert artifact_folder(other, "a b") is None
 
 
 class Store:

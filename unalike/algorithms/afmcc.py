@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from unalike.base.message import Value
-from unalike.base.randomness import stream
+from unalike.base.randomness import derive_seed, stream
 from unalike.base.types import Parameters
-from unalike.core.algorithm import Algorithm
+from unalike.core.algorithm import Algorithm, Metrics
 from unalike.core.evaluation import score_federation
 from unalike.core.federation import Ask, Federation, Replies
 from unalike.core.operations import measurement, operation, query, sends, together
@@ -39,6 +39,7 @@ from unalike.losses.clustering import class_correlation_loss, fusion_contrast, r
 from unalike.models.autoencoder import Autoencoder, fuse
 from unalike.models.model import Model
 from unalike.tasks import Task
+from unalike.tasks.federated_kmeans import federated_kmeans
 from unalike.training.batching import pad_and_mask
 from unalike.training.cuda_graphs import RecordedSteps
 from unalike.training.loop import Diverged
@@ -60,11 +61,16 @@ class VisitReply(TypedDict):
     parameters: Parameters
 
 
-class StabilityReply(TypedDict):
+class AgreementReply(TypedDict):
     """How far groups hold at a client, each 1 where they hold entirely; no label is needed."""
 
     own: float  # adjusted Rand index with k-means on the client's own features
     modalities: float  # share of samples that one modality alone puts into the same group, mean
+
+
+class StabilityReply(AgreementReply):
+    """The same, and how far groups hold from one measured visit to the next."""
+
     before: float  # adjusted Rand index with the groups measured before, 0 the first time
 
 
@@ -105,8 +111,12 @@ class AFMCC(Algorithm):
         starts: initialisations of k-means in the evaluation.
         keep: the models that clients get in the end: of the "last" visit, or the most "stable" ones
             of the visits that were measured (`federation.evaluations`), a rule without labels.
+        log_stability: measure how far groups hold also where the last visit is kept.
         kmeans: how clients agree on centres (`federated_groups`): the "least" total distance of all
             clients' proposals, or the "first" client's, as in the paper.
+        cluster_counts: numbers of clusters to compare by a rule without labels, where nobody knows
+            how many there are: `metrics.stability_by_clusters` of the results. Training goes on
+            with the number of the task.
     """
 
     asynchronous: ClassVar[bool] = True
@@ -129,7 +139,9 @@ class AFMCC(Algorithm):
     rest: bool = True
     starts: Annotated[int, Field(ge=1)] = 100
     keep: Literal["last", "stable"] = "last"
+    log_stability: bool = False
     kmeans: Literal["least", "first"] = "least"
+    cluster_counts: tuple[Annotated[int, Field(ge=2)], ...] = ()
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
@@ -219,13 +231,13 @@ class AFMCC(Algorithm):
 
     def finish(self, fed: Federation) -> None:
         """Give every client its final mixture."""
-        if self.keep == "stable" and "most stable" not in fed.scratch:
+        if self.keep == "stable" and "at the end" not in fed.scratch:
             with fed.measured():
                 self.evaluate(fed)  # the last visit competes, too
             kept = fed.state.get("stable")
             if kept is not None:
                 fed.state["models"], fed.state["shares"] = kept["models"], kept["shares"]
-            fed.scratch["most stable"] = True
+        fed.scratch["at the end"] = True
         messages = self.mixture_messages(fed)
         fed.call("receive", clients=fed.clients, quorum=0, per_client=messages)
 
@@ -238,31 +250,61 @@ class AFMCC(Algorithm):
         self.log_constraint(fed, messages, features)
         self.log_weights(fed)
         scores = score_federation(fed, features, starts=self.starts, protocol=self.kmeans)
-        if self.keep == "stable" and "most stable" not in fed.scratch:
-            self.keep_if_stable(fed, messages)
+        ended = "at the end" in fed.scratch
+        if self.log_stability or (self.keep == "stable" and not ended):
+            self.measure_stability(fed, messages)
+        if self.cluster_counts and ended:
+            self.compare_cluster_counts(fed, messages, features)
         return scores
 
-    def keep_if_stable(self, fed: Federation, messages: dict[str, dict[str, Value]]) -> None:
-        """Keep the present models if groups hold better than in all visits measured before.
+    def measure_stability(self, fed: Federation, messages: dict[str, dict[str, Value]]) -> None:
+        """Log how far groups hold; keep the most stable of the measured models if asked.
 
         Where training goes on too long groups first stop to hold: between clients, between
-        modalities and from visit to visit. Nothing is kept where features do not reach the server.
+        modalities and from visit to visit. Nothing is done where features do not reach the server.
         """
         centres = fed.scratch.get("centres", {})
         asked = {c: messages[c] | {"centres": centres[c]} for c in messages if c in centres}
         if not asked:
             return
         replies = fed.call("stability", clients=list(asked), quorum=0, per_client=asked)
-        several = [c for c in replies if len(fed.infos[c].modalities) > 1]
-        own = mean_of(replies[c]["own"] for c in replies)
-        before = mean_of(replies[c]["before"] for c in replies)
-        across = mean_of(replies[c]["modalities"] for c in several)
-        score = stability_score(own, across, before)
+        own, across = agreements(fed, replies)
+        score = stability_score(own, across, mean_of(reply["before"] for reply in replies.values()))
         fed.log_metrics("stability", dict.fromkeys(replies, score))
+        if self.keep == "last":
+            return
         if "stable" not in fed.state or score > fed.state["stable"]["score"]:
             models = {name: stack.clone() for name, stack in fed.state["models"].items()}
             shares = fed.state["shares"].clone()
             fed.state["stable"] = {"score": score, "models": models, "shares": shares}
+
+    def compare_cluster_counts(
+        self, fed: Federation, messages: dict[str, dict[str, Value]], replies: Replies
+    ) -> None:
+        """Score numbers of clusters by how far their groups hold; no label is needed.
+
+        Nothing is done where features do not reach the server.
+        """
+        features = {c: reply["features"] for c, reply in replies.items() if "features" in reply}
+        rows = [normalize(own.double(), dim=-1) for own in features.values()]
+        seed = derive_seed(fed.seed, "k-means")
+        scores = {}
+        for count in self.cluster_counts:
+            if all(len(own) < count for own in rows):
+                continue
+            _, centres = federated_kmeans(rows, count, seed, self.starts)
+            asked = {c: messages[c] | {"centres": centres} for c in features}
+            answers = fed.call("agreement", clients=list(asked), quorum=0, per_client=asked)
+            scores[str(count)] = stability_score(*agreements(fed, answers), 1.0)
+        if scores:
+            fed.state["stability by clusters"] = scores
+
+    def figures(self, fed: Federation, metrics: Metrics) -> dict[str, Any]:
+        """The scores of the clustering, and the stability of other numbers of clusters."""
+        figures = super().figures(fed, metrics)
+        if "stability by clusters" in fed.state:
+            figures["stability_by_clusters"] = dict(fed.state["stability by clusters"])
+        return figures
 
     def log_constraint(
         self, fed: Federation, messages: Mapping[str, Any], replies: Replies
@@ -291,10 +333,10 @@ class AFMCC(Algorithm):
 
     def privacy_problem(self) -> str | None:
         """Weights of eq. 6 are computed from a client's data and would have to be sent."""
-        if self.keep == "stable":
+        if self.keep == "stable" or self.log_stability or self.cluster_counts:
             return (
-                "how far groups hold would leave the clients, which nothing protects; "
-                "set algorithm.keep to last"
+                "how far groups hold would leave the clients, which nothing protects; set "
+                "algorithm.keep to last, and leave out log_stability and cluster_counts"
             )
         if self.weights == "uniform":
             return super().privacy_problem()
@@ -421,8 +463,20 @@ class AFMCC(Algorithm):
         @measurement
         def stability(self, parameters: Parameters, centres: Tensor) -> StabilityReply:
             """How far the groups around these centres (clusters, width) hold here."""
-            from sklearn.metrics import adjusted_rand_score
+            groups, agreement = self.agree(parameters, centres)
+            before = self.memory.get("groups")
+            held = 0.0 if before is None else adjusted_rand_index(before, groups)
+            self.memory["groups"] = groups
+            return {**agreement, "before": held}
 
+        @query
+        @measurement
+        def agreement(self, parameters: Parameters, centres: Tensor) -> AgreementReply:
+            """How far the groups around these centres (clusters, width) hold here now."""
+            return self.agree(parameters, centres)[1]
+
+        def agree(self, parameters: Parameters, centres: Tensor) -> tuple[Tensor, AgreementReply]:
+            """The groups (n,) around these centres, and how far they hold."""
             encoder = self.autoencoder
             task: Any = self.client.task
             x = self.all_inputs()
@@ -437,15 +491,13 @@ class AFMCC(Algorithm):
             for name, z in codes.items():
                 present = x[name + MARK] > 0
                 shares.append(float((nearest(z, centres) == groups)[present].double().mean()))
-            alone, _ = task.cluster(features, self.seed)
-            before = self.memory.get("groups")
-            held = 0.0 if before is None else float(adjusted_rand_score(before, groups.cpu()))
-            self.memory["groups"] = groups.cpu()
-            return {
-                "own": float(adjusted_rand_score(alone, groups.cpu())),
+            clusters = min(len(centres), len(features))
+            alone, _ = task.cluster(features, self.seed, clusters)
+            agreement: AgreementReply = {
+                "own": adjusted_rand_index(alone, groups.cpu()),
                 "modalities": mean_of(shares),
-                "before": held,
             }
+            return groups.cpu(), agreement
 
         def state(self) -> State | None:
             return None if self.transient else super().state()
@@ -525,6 +577,20 @@ def stability_score(own: float, modalities: float, before: float) -> float:
     0.5
     """
     return max(0.0, own) * max(0.0, modalities * before) ** 4
+
+
+def agreements(fed: Federation, replies: Replies) -> tuple[float, float]:
+    """Means over clients: `own` of all, `modalities` of those that have several."""
+    several = [client for client in replies if len(fed.infos[client].modalities) > 1]
+    own = mean_of(reply["own"] for reply in replies.values())
+    return own, mean_of(replies[client]["modalities"] for client in several)
+
+
+def adjusted_rand_index(groups: Tensor, others: Tensor) -> float:
+    """Agreement of two groupings (n,): 1 where they are the same, 0 by chance."""
+    from sklearn.metrics import adjusted_rand_score
+
+    return float(adjusted_rand_score(groups, others))
 
 
 def mean_of(values: Iterable[float]) -> float:

@@ -1,5 +1,6 @@
 """A lock on a run's folder: one process at a time works on a run."""
 
+import errno
 import os
 import platform
 import time
@@ -29,10 +30,10 @@ def lock(folder: Path) -> Iterator[None]:
 
     Raises: UserError where another process, or another run in this one, holds it.
     """
-    path = (folder / FILE).resolve()
+    path = _path(folder)
     if path in _held:
         raise _busy(folder, "this process")
-    with path.open("a+") as file:
+    with open(path, "a+", opener=_open_no_link) as file:
         if fcntl is not None and not _acquire(file):
             raise _busy(folder, _read_owner(file))
         file.truncate(0)
@@ -43,6 +44,22 @@ def lock(folder: Path) -> Iterator[None]:
             yield
         finally:
             _held.discard(path)
+
+
+def _path(folder: Path) -> Path:
+    return folder.resolve() / FILE
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    """Open a lock, but no link: it is truncated, and may lead to any file of the reader's."""
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(
+                f"{path} is a link, which a lock never is: remove it if no run goes on there"
+            ) from None
+        raise
 
 
 def _acquire(file: IO[str]) -> bool:
@@ -60,10 +77,10 @@ def _acquire(file: IO[str]) -> bool:
 
 def is_locked(folder: Path) -> bool:
     """Return whether a process is at work on the run in a folder. Writes nothing there."""
-    path = (folder / FILE).resolve()
+    path = _path(folder)
     if path in _held:  # closing another file of it would release the lock
         return True
-    if fcntl is None or not path.exists():
+    if fcntl is None or not path.is_file():
         return False
     with path.open() as file:
         try:

@@ -39,6 +39,12 @@ VERDICTS = (
     (math.inf, "no protection worth the name"),
 )
 
+SEED = (
+    "The noise comes from the run's seed (entropy: seed), which the server and all clients know: "
+    "whoever knows it can take the noise off again, so against them this promises nothing. Use "
+    "entropy: secret between organisations."
+)
+
 STYLE = (
     "body{font:15px/1.45 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
     "table{border-collapse:collapse;width:100%;margin:.6em 0}"
@@ -84,7 +90,7 @@ def build_page(audit: Mapping[str, Any]) -> list[Block]:
         Block("heading", "What never leaves"),
         Block("list", _kept(audit)),
         Block("heading", "Who is protected against whom"),
-        Block("table", _protection_table(audit["privacy"])),
+        Block("table", _protection_table(audit)),
         Block(
             "text",
             "A member that poisons the common result, and a stranger on the network, are matters "
@@ -150,8 +156,68 @@ def _client_blocks(clients: Sequence[str], audit: Mapping[str, Any]) -> list[Blo
             "makes of it.",
         ),
         Block("heading", f"Noise and epsilon for {', '.join(clients)}{each}"),
-        Block("list", describe_privacy(audit["privacy"], details["privacy"])),
+        Block("list", _describe_noise(audit, details)),
     ]
+
+
+def _describe_noise(audit: Mapping[str, Any], details: Mapping[str, Any]) -> list[str]:
+    """Sentences on all noise of a run: of clients, in their training, and of the server."""
+    sample, central = audit["sample"], audit["central"]
+    sentences: list[str] = []
+    if sample is not None and details["sample_privacy"] is not None:
+        sentences += describe_sample_privacy(sample, details["sample_privacy"])
+    if central is not None and audit["central_privacy"] is not None:
+        sentences += describe_central_privacy(central, audit["central_privacy"])
+    if sentences and audit["privacy"] is None:
+        return sentences
+    return [*sentences, *describe_privacy(audit["privacy"], details["privacy"])]
+
+
+def describe_sample_privacy(settings: Mapping[str, Any], spent: Mapping[str, Any]) -> list[str]:
+    """Sentences on what DP-SGD promises a single record.
+
+    Args:
+        settings: `sample:` of the method.
+        spent: epsilon, delta and releases (steps) of the client over the whole run.
+    """
+    sentences = [
+        f"The model is trained by DP-SGD: in each of {spent['releases']:,} steps records are drawn "
+        f"at random, the gradient of each is clipped to length {settings['clip']:g}, and their sum "
+        f"gets Gaussian noise of {settings['noise']:g} times that. So what leaves is protected for "
+        "each single record, against everybody, the server included.",
+        describe_epsilon(spent["epsilon"], spent["delta"], "this client that differ in one record"),
+    ]
+    if settings.get("entropy", "seed") == "seed":
+        sentences.append(SEED)
+    return sentences
+
+
+def describe_central_privacy(settings: Mapping[str, Any], spent: Mapping[str, Any]) -> list[str]:
+    """Sentences on what the server's noise promises.
+
+    Args:
+        settings: `central:` of the method.
+        spent: epsilon, delta and releases (rounds) of the client that took part most often.
+    """
+    sentences = [
+        "The server sees each client's update without noise, and must be trusted. It clips each to "
+        f"length {settings['clip']:g} and adds Gaussian noise of {settings['noise']:g} times that "
+        f"to their sum, in {spent['releases']:,} rounds. So the models that it sends on and "
+        "publishes are protected, for this client's data as a whole; losses and metrics are not.",
+        describe_epsilon(spent["epsilon"], spent["delta"], "this client"),
+    ]
+    if settings.get("entropy", "seed") == "seed":
+        sentences.append(SEED)
+    return sentences
+
+
+def describe_epsilon(epsilon: float, delta: float, whose: str) -> str:
+    """One paragraph on what an epsilon is worth."""
+    verdict = next(text for limit, text in VERDICTS if epsilon <= limit)
+    return (
+        f"Together that is epsilon {epsilon:.3g} at delta {delta:g}: {verdict}. "
+        f"{explain_epsilon(epsilon, whose)} With probability {delta:g} even that need not hold."
+    )
 
 
 def _sent_table(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -261,11 +327,7 @@ def describe_privacy(
     if epsilon is None:
         sentences.append("Without noise nothing is promised: epsilon is unbounded.")
     else:
-        verdict = next(text for limit, text in VERDICTS if epsilon <= limit)
-        sentences.append(
-            f"Together that is epsilon {epsilon:.3g} at delta {delta:g}: {verdict}. "
-            f"{explain_epsilon(epsilon)} With probability {delta:g} even that need not hold."
-        )
+        sentences.append(describe_epsilon(epsilon, delta, "this client"))
         if epsilon > TARGET_EPSILON:
             enough = noise_for(TARGET_EPSILON, releases, delta)
             sentences.append(
@@ -273,15 +335,11 @@ def describe_privacy(
                 f"{enough:.3g}; fewer rounds or fewer public rows need less."
             )
     if privacy["entropy"] == "seed":
-        sentences.append(
-            "The noise comes from the run's seed (entropy: seed), which the server knows: it can "
-            "take the noise off again, so against the server this promises nothing. Use entropy: "
-            "secret between organisations."
-        )
+        sentences.append(SEED)
     return sentences
 
 
-def explain_epsilon(epsilon: float) -> str:
+def explain_epsilon(epsilon: float, whose: str = "this client") -> str:
     """What an epsilon means: how sure an observer with two equally likely guesses can become.
 
     >>> explain_epsilon(1.0)[-47:]
@@ -290,11 +348,11 @@ def explain_epsilon(epsilon: float) -> str:
     certainty = 1 / (1 + math.exp(-epsilon))
     if certainty > 0.9999:
         return (
-            "Somebody who held two data sets of this client for equally likely may be sure which "
+            f"Somebody who held two data sets of {whose} for equally likely may be sure which "
             "it was after the whole run (over 99.99 %)."
         )
     return (
-        "Somebody who held two data sets of this client for equally likely can be at most "
+        f"Somebody who held two data sets of {whose} for equally likely can be at most "
         f"{100 * certainty:.1f} % sure after the whole run."
     )
 
@@ -330,7 +388,7 @@ def _kept(audit: Mapping[str, Any]) -> list[str]:
             f"Exception: {', '.join(sorted(measurements))} answers with numbers made from single "
             "records (features, for measuring). Between organisations no client answers that."
         )
-    if audit["privacy"] is None:
+    if audit["privacy"] is None and audit["sample"] is None:
         sentences.append(
             "Be aware: weights, representations and losses that leave without noise can still "
             "betray something of the records that they were made from."
@@ -338,7 +396,8 @@ def _kept(audit: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def _protection_table(privacy: Mapping[str, Any] | None) -> list[tuple[str, ...]]:
+def _protection_table(audit: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    privacy = audit["privacy"]
     if privacy is None or not privacy["noise"]:
         server = "not protected beyond the tables above: no noise"
         others = server
@@ -348,11 +407,17 @@ def _protection_table(privacy: Mapping[str, Any] | None) -> list[tuple[str, ...]
     else:
         server = "by secret noise, as far as epsilon goes"
         others = server
+    records = "only as parts of the whole data set, at the same epsilon"
+    if audit["central"] is not None:
+        others = "by the server's noise, as far as epsilon goes" + _except_seed(audit["central"])
+        server = "not protected: it sees every update, and is trusted"
+    if audit["sample"] is not None:
+        records = "by noise in training, as far as epsilon goes" + _except_seed(audit["sample"])
     return [
         ("protected", "against", "how"),
         ("this client's data set", "the server", server),
         ("this client's data set", "other clients and readers of the models", others),
-        ("single records", "anybody", "only as parts of the whole data set, at the same epsilon"),
+        ("single records", "anybody", records),
         (
             "the announcement, the time an answer takes",
             "the server",
@@ -364,6 +429,12 @@ def _protection_table(privacy: Mapping[str, Any] | None) -> list[tuple[str, ...]
             "by TLS and keys with the engines flare and flower; not in a simulation",
         ),
     ]
+
+
+def _except_seed(settings: Mapping[str, Any]) -> str:
+    if settings.get("entropy", "seed") == "seed":
+        return "; not against whoever knows the seed, as server and clients do"
+    return ""
 
 
 def render_markdown(blocks: Sequence[Block]) -> str:

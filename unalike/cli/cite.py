@@ -36,20 +36,28 @@ def bibtex(name: str) -> str:
 
 
 def bibliography(names: list[str]) -> str:
-    """Return the entries of several methods; one without a paper among them is a comment.
+    """Return the entries of several methods, each paper once.
+
+    Among others, a method without a paper is a comment, and one whose paper is there already.
 
     Raises: UserError where there is no such method, or no paper at all.
     """
     parts = []
     reasons = []
-    for name in names:
+    keys: dict[str, str] = {}  # of papers that are there, by their entry without the key
+    for name in dict.fromkeys(names):
         find_algorithm(name)
         try:
-            parts.append(bibtex(name))
+            text = bibtex(name)
         except UserError as error:
             parts.append(f"% {error}\n")
             reasons.append(str(error))
-    if len(reasons) == len(names):
+            continue
+        for entry in re.split(r"(?<=\n)\n(?=@)", text):
+            key, _, paper = entry.partition("{")[2].partition(",")
+            known = keys.setdefault(paper, key)
+            parts.append(entry if known == key else f"% {name}: the paper of {known}\n")
+    if len(reasons) == len(set(names)):
         raise UserError("; ".join(reasons))
     return "\n".join(parts)
 

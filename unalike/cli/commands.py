@@ -3,7 +3,9 @@
 Imports that take time are inside the functions, so that `unalike --help` stays fast.
 """
 
+import atexit
 import errno
+import gc
 import json
 import os
 import signal
@@ -234,7 +236,7 @@ def watch(
     from unalike.report.live_run import LiveRun
     from unalike.report.live_server import serve
 
-    live = LiveRun(path, is_running=lambda: is_locked(path))
+    live = LiveRun(path, is_running=lambda: is_locked(path), own=leash)
     tell = lambda url: typer.echo(url if leash else f"{path} is shown at {url} until Ctrl-C.")
     serve(live, host, port, tell, sys.stdin.buffer if leash else None)
 
@@ -887,6 +889,8 @@ def main() -> None:
     from unalike.base.logs import configure_logging
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: runs end in order
+    # Garbage of a process that ends is not collected: with torch that takes half a second.
+    atexit.register(gc.freeze)
     try:
         configure_logging()
         app()

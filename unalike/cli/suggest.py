@@ -9,6 +9,7 @@ from unalike.runs.prospects import ERROR, Prospect
 from unalike.runs.suggest import Advice, Candidate
 
 console = Console(highlight=False)
+METRICS = {"delta": "mean gain over training alone, in percent"}
 
 
 def print_advice(advice: Advice, count: int) -> None:
@@ -18,12 +19,13 @@ def print_advice(advice: Advice, count: int) -> None:
         print_no_table(advice)
         return
     console.print(f"{advice.scenario}: [bold]{describe(first)}[/bold]")
+    metric = METRICS.get(advice.metric, advice.metric)
     if advice.exact:
-        console.print(f"measured on this scenario ({advice.metric}): {advice.source}")
+        console.print(f"measured on this scenario ({metric}): {advice.source}")
     else:
-        console.print(f"first in a like situation ({advice.metric}): {advice.source}")
+        console.print(f"first in a like situation ({metric}): {advice.source}")
     if advice.unchecked is not None:
-        console.print(f"not checked what fits: {advice.unchecked}")
+        console.print(f"not checked what fits: {advice.unchecked.partition(':')[0]}")
     if first.name == "local":
         console.print("Training alone came first there: expect no gain from federating.")
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -38,8 +40,16 @@ def print_advice(advice: Advice, count: int) -> None:
     console.print(table)
     for name, method in advice.others.items():
         console.print(f"first in {name}: {method}")
+    measured = {candidate.name for candidate in (*advice.candidates, *advice.misfits)}
+    if len(measured - {"local"}) == 1:
+        console.print("No other method was measured there.")
     for candidate in advice.misfits:
-        console.print(f"does not fit: {candidate.name}: {candidate.problem}")
+        print_misfit(candidate)
+
+
+def print_misfit(candidate: Candidate) -> None:
+    """Say why a method of the table does not fit, and what it scored there."""
+    console.print(f"does not fit: {candidate.name} ({candidate.score:.1f}): {candidate.problem}")
 
 
 def print_no_table(advice: Advice) -> None:
@@ -47,7 +57,7 @@ def print_no_table(advice: Advice) -> None:
     if advice.misfits:
         console.print(f"{advice.scenario}: no method of our table ({advice.source}) fits it.")
         for candidate in advice.misfits:
-            console.print(f"does not fit: {candidate.name}: {candidate.problem}")
+            print_misfit(candidate)
         return
     console.print(f"{advice.scenario}: none of our tables is about such a situation.")
     if advice.unchecked is not None:

@@ -251,7 +251,7 @@ class ClientEndpoint:
             Folder(self.folder / quote(run)).record(event, reason=reason)
         if not finished:
             with suppress(OSError, ValueError):  # stderr may be closed
-                print(f"the run {run} ended for this client: {reason!r}", file=sys.stderr)
+                print(f"the run {run!r} ended for this client: {reason!r}", file=sys.stderr)
         return {}
 
     def client(self, about: dict[str, Any]) -> Client:

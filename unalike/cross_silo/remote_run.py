@@ -31,6 +31,7 @@ from unalike.runs.local_baseline import Metrics
 from unalike.runs.plan import RunPlan, plan_from_dict, plan_to_dict
 from unalike.runs.run_folder import Folder
 from unalike.scenarios.schema import client_ids
+from unalike.scenarios.site_policy import run_digest
 
 MAX_ATTEMPTS = 5  # starts of the server in a row without a finished round
 ATTEMPT = "attempt.json"  # which start of the server is the current one
@@ -78,6 +79,14 @@ class RemoteRun(Run):
         installed: dict[str, dict[str, str]] = {}
         infos, refused = handshake(transport, self.about, timeout, installed)
         folder.record("versions", server=versions, clients=installed)
+        terms = plan_to_dict(
+            agreed["algorithm"],
+            method,
+            agreed["training"],
+            seed,
+            agreed["guarded"],
+            agreed["privacy"],
+        )
         for client, difference in version_differences(versions, installed).items():
             folder.record("notice", text=f"{client} has {difference}: results may differ")
         served = agreed["algorithm"]
@@ -87,6 +96,8 @@ class RemoteRun(Run):
         for client, reason in refused.items():
             folder.record("refused", client=client, reason=reason)
             self.tell(client, reason)
+        # what each site's audit log has, too: who took part in which run
+        folder.record("admitted", digest=run_digest(terms), clients=sorted(infos))
         if not infos:
             reasons = "; ".join(f"{client}: {reason}" for client, reason in refused.items())
             raise UserError(f"no client can take part: {reasons}")

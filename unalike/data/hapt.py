@@ -4,6 +4,7 @@ Reyes-Ortiz et al. 2016, https://archive.ics.uci.edu/dataset/341
 """
 
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,14 +35,19 @@ ACTIVITIES = (
 )
 
 
-def hapt(folder: str | None = None) -> Table:
+def hapt(
+    folder: str | None = None, split: Literal["recordings", "stretches"] = "recordings"
+) -> Table:
     """Windows of 2.56 s of 30 persons: accelerometer and gyroscope, 6 channels, 128 steps each.
 
     Windows overlap by half and lie within one activity; readings without a label are left out.
-    Everyone did the protocol at least twice: the first time is to train, the others to test, so
-    that no reading is in both. Channels have mean 0 and deviation 1 over the training rows.
-    Targets: "activity" (12 classes) and "person", by which rows can be partitioned. Needs
-    hapt_raw.npz.
+    Channels have mean 0 and deviation 1 over the training rows. Targets: "activity" (12 classes)
+    and "person", by which rows can be partitioned. Needs hapt_raw.npz.
+
+    Args:
+        split: everyone did the protocol at least twice, the second time with the phone where they
+            put it. "recordings": the first time is to train, the others to test. "stretches":
+            every other stretch of an activity is to test, in each recording. No reading is in both.
     """
     with open_npz(find_file("hapt", folder, ("hapt_raw.npz",), SOURCE)) as arrays:
         signal = arrays["x"].astype(np.float32)
@@ -49,11 +55,14 @@ def hapt(folder: str | None = None) -> Table:
     label, user, experiment = columns
     starts = window_starts(np.stack(columns, 1))
     starts = starts[label[starts] > 0]
+    if split == "recordings":
+        to_test = experiment[starts] > 0
+    else:
+        to_test = every_other_stretch(np.stack(columns, 1), starts)
     x = torch.from_numpy(signal[starts[:, None] + np.arange(WINDOW)]).mT.contiguous()
     persons = np.unique(user)
     person = torch.from_numpy(np.searchsorted(persons, user[starts]))
-    first_time = torch.from_numpy(experiment[starts] == 0)
-    train = first_time.nonzero()[:, 0]
+    train = torch.from_numpy(~to_test).nonzero()[:, 0]
     mean = x[train].mean((0, 2), keepdim=True)
     std = x[train].std((0, 2), keepdim=True)
     return Table(
@@ -64,7 +73,7 @@ def hapt(folder: str | None = None) -> Table:
             "person": Classification(tuple(f"person {number}" for number in persons)),
         },
         train=train,
-        test=(~first_time).nonzero()[:, 0],
+        test=torch.from_numpy(to_test).nonzero()[:, 0],
     )
 
 
@@ -83,3 +92,26 @@ def window_starts(columns: np.ndarray) -> np.ndarray:
     for begin, end in pairwise(borders):
         parts.append(np.arange(begin, end - WINDOW + 1, STEP))
     return np.concatenate(parts)
+
+
+def every_other_stretch(columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Which windows lie in the second, fourth, ... stretch of equal columns that has windows.
+
+    Args:
+        columns: (n, columns), as in `window_starts`.
+        starts: first readings of windows.
+
+    >>> columns = np.repeat([[1], [2], [1], [1]], 128, axis=0)
+    >>> every_other_stretch(columns, np.array([0, 128, 256]))
+    array([False, False,  True])
+    """
+    changes = (columns[1:] != columns[:-1]).any(1)
+    stretches = np.concatenate([[0], changes.cumsum()])[starts]
+    seen: dict[tuple[int, ...], int] = {}  # stretches of these columns so far
+    is_even = {}
+    for stretch, start in zip(stretches, starts, strict=True):
+        if stretch not in is_even:
+            kind = tuple(columns[start])
+            is_even[stretch] = seen.get(kind, 0) % 2 == 1
+            seen[kind] = seen.get(kind, 0) + 1
+    return np.array([is_even[stretch] for stretch in stretches], dtype=bool)

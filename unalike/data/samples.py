@@ -90,7 +90,7 @@ class Tensors(Samples):
 
     Args:
         x: inputs (n, ...), one tensor or a dict of them by modality. NumPy arrays, memory-mapped
-            ones too, and pandas columns are taken as tensors.
+            ones too, pandas columns and lists of numbers are taken as tensors.
         y: labels (n, ...), or None.
         index: restrict to these rows.
 
@@ -478,16 +478,23 @@ def resize(images: Tensor, size: Sequence[int]) -> Tensor:
 def as_tensor(values: Any) -> Any:
     """A NumPy array or pandas column as a tensor with the same memory; all else as it is.
 
+    A list of numbers, or of arrays of one shape, is copied.
+
     Raises: UserError where it holds something else than numbers.
     """
+    if isinstance(values, list) and not any(isinstance(value, Tensor) for value in values):
+        try:
+            values = np.array(values)
+        except ValueError:
+            raise UserError("the rows of a list must have one shape") from None
     if not isinstance(values, np.ndarray):
         if not hasattr(values, "iloc"):
             return values
         values = values.to_numpy()
     if values.dtype.kind not in "biuf":
         raise UserError(
-            f"an array must hold numbers, got {values.dtype}: unalike.samples(table, x=..., y=...) "
-            "reads texts and classes by name"
+            f"an array must hold numbers, got {values.dtype}: "
+            'unalike.samples({"x": ..., "y": ...}) reads texts and numbers classes by name'
         )
     if values.dtype.kind == "u" and values.dtype.itemsize > 1:
         values = values.astype(np.int64)

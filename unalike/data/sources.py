@@ -416,7 +416,7 @@ def hub_samples(dataset: Any) -> Samples:
 def partition(
     data: Any,
     clients: int | None = None,
-    how: str = "iid",
+    how: str | Callable[..., list[Tensor]] = "iid",
     *,
     by: Tensor | None = None,
     seed: int = 0,
@@ -429,11 +429,12 @@ def partition(
         data: what a client takes, or an object with `load_partition(number)`, such as the
             partitioners of flwr-datasets, which deals out rows itself.
         clients: how many.
-        how: the name of a partition (`iid`, `dirichlet`, `shards`, `apart`, ...), or `module:name`.
+        how: the name of a partition (`iid`, `dirichlet`, `shards`, `apart`, ...), `module:name`, or
+            a function like those.
         by: one label a row that the partition looks at, (n,); default: the labels.
         seed: the same seed gives the same rows.
         columns: arguments of `samples`, such as `{"x": "text", "y": "topic"}`, for data that have
-            columns.
+            columns; its defaults hold for a data frame.
         options: of the partition, such as `alpha=0.5`.
     Returns: the samples of each client.
 
@@ -445,8 +446,9 @@ def partition(
         return load_partitions(data, clients, columns)
     if clients is None:
         raise UserError("among how many clients are the rows dealt out? pass clients=")
-    rows = samples(data, **columns) if columns is not None else as_samples(data)
-    function = find_named("partition", how, PARTITIONS)
+    rows = read_part(data, columns)
+    function = how if callable(how) else find_named("partition", how, PARTITIONS)
+    how = how if isinstance(how, str) else how.__name__
     parameters = inspect.signature(function).parameters
     for name in options:
         if name not in parameters:
@@ -476,7 +478,11 @@ def load_partitions(
     count = clients if clients is not None else getattr(source, "num_partitions", None)
     if count is None:
         raise UserError("how many partitions there are is not known: pass clients=")
-    parts = [source.load_partition(number) for number in range(count)]
-    if columns is None:
-        return [as_samples(part) for part in parts]
-    return [samples(part, **columns) for part in parts]
+    return [read_part(source.load_partition(number), columns) for number in range(count)]
+
+
+def read_part(data: Any, columns: Mapping[str, Any] | None) -> Samples:
+    """Samples of what a client takes, or of what has columns."""
+    if columns is None and not is_frame(data):
+        return as_samples(data)
+    return samples(data, **(columns or {}))

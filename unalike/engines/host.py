@@ -2,13 +2,13 @@
 
 import warnings
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NotRequired, TypedDict
 
 from unalike.base.errors import Refusal
-from unalike.base.lockstep import Habits, run_in_lockstep
+from unalike.base.lockstep import run_in_lockstep
 from unalike.base.message import MAX_BYTES, MessageError, Value, decode, encode, encoded_size
 from unalike.base.tracebacks import is_bug, is_debugging
 from unalike.core.client import Client, ClientInfo
@@ -89,7 +89,6 @@ class Host:
         self.alive = alive
         self.report = report
         self.stacks = Stacks(stack)
-        self.habits = Habits()  # how often operations meet, by program and operation
         # The last failures, with their tracebacks.
         self.incidents: deque[Incident] = deque(maxlen=100)
         # In memory, the one idle longest first.
@@ -221,8 +220,7 @@ class Host:
             present = clients[start : start + together]  # none of them is spilled meanwhile
             functions = [partial(self.handle, client, messages[client]) for client in present]
             if self._may_stack(present):
-                name = self._name_calls({c: messages[c] for c in present})
-                replies = run_in_lockstep(functions, self.stacks, self.habits, name)
+                replies = run_in_lockstep(functions, self.stacks)
             else:
                 replies = [function() for function in functions]
             answers |= zip(present, replies, strict=True)
@@ -239,14 +237,6 @@ class Host:
         kind, count = kinds.most_common(1)[0]
         alike = next(c for c in clients if self.runtimes[c].batching_key == kind)
         return count > 1 and self.stacks.is_worthwhile(self.runtimes[alike].program.model, count)
-
-    def _name_calls(self, messages: dict[str, dict[str, Value]]) -> Hashable:
-        """Equal for calls whose clients will meet equally often."""
-        calls = set()
-        for client, message in messages.items():
-            program = self.runtimes[client].program
-            calls.add((type(program), str(message["operation"]), len(program.fold_replicas)))
-        return frozenset(calls)
 
     def _groups(self, messages: dict[str, dict[str, Value]]) -> list[list[str]]:
         groups: dict[Any, list[str]] = {}

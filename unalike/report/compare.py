@@ -232,7 +232,8 @@ def _with_gains_over(run: Run, reference: Run | None, common: list[str]) -> dict
     for client in common:
         gain = None
         if reference is not None and _value(reference, client):
-            gain = 100 * _improvement(run, reference, client) / abs(_value(reference, client))
+            percent = 100 * _improvement(run, reference, client) / abs(_value(reference, client))
+            gain = percent if math.isfinite(percent) else None
         clients[client] = run.clients[client] | {"gain": gain}
     known = [entry["gain"] for entry in clients.values() if entry["gain"] is not None]
     delta = math.fsum(known) / len(known) if known else None

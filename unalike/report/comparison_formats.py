@@ -4,6 +4,7 @@ import csv
 import re
 from collections.abc import Callable
 from io import StringIO
+from typing import Any
 
 from unalike.base.errors import UserError, unknown_name
 from unalike.report.formatting import MISSING, format_bytes, format_metric, printable
@@ -19,7 +20,10 @@ LATEX_SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "±": r"$\pm$", "−": r"$-$", MISSING: "--",
+    "[": "{[}", "*": "{*}",  # at the start of a row they would belong to the row before
 }  # fmt: skip
+MARKDOWN_SPECIAL = "\\`*[]<|"  # begin what is shown as something else: links, pictures, HTML
+FORMULAS = ("=", "+", "-", "@")  # a spreadsheet computes a cell that begins so
 
 
 def format_comparison(result: dict, format: str, label_metric: str = LABEL_METRIC) -> str:
@@ -135,7 +139,7 @@ def format_average(average: dict, unit: str = "%") -> str:
 def to_markdown(result: dict, label_metric: str = LABEL_METRIC) -> str:
     """Return the tables and a note, as GitHub shows them."""
     parts = [_markdown_table(rows) for rows in _tables(result, label_metric)]
-    return "\n".join([*parts, printable(_note(result)) + "\n"])
+    return "\n".join([*parts, escape_markdown(printable(_note(result))) + "\n"])
 
 
 def to_latex(result: dict, label_metric: str = LABEL_METRIC) -> str:
@@ -164,7 +168,7 @@ def to_csv(result: dict, label_metric: str = LABEL_METRIC) -> str:
         group: str, quantity: str, average: dict, unit: str, client: str = "", label: str = ""
     ) -> None:
         numbers = [average[key] for key in ("mean", "low", "high", "n")]
-        writer.writerow([group, quantity, client, label, unit, *numbers])
+        writer.writerow(map(escape_cell, [group, quantity, client, label, unit, *numbers]))
 
     unit = _common_unit(result)
     for group in result["groups"]:
@@ -195,11 +199,12 @@ def format_rows(rows: Rows, note: str, format: str) -> str:
     """Return one table and a note in one of FORMATS; CSV has no note."""
     if format == "csv":
         text = StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
+        cells = [list(map(escape_cell, row)) for row in rows]
+        csv.writer(text, lineterminator="\n").writerows(cells)
         return text.getvalue()
     if format == "latex":
         return f"% {printable(note)}\n{_latex_table(rows)}"
-    return f"{_markdown_table(rows)}\n{printable(note)}\n"
+    return f"{_markdown_table(rows)}\n{escape_markdown(printable(note))}\n"
 
 
 FORMATS: dict[str, Callable[[dict, str], str]] = {
@@ -220,7 +225,7 @@ def _markdown_table(rows: Rows) -> str:
     for row in rows:
         cells = []
         for cell in row:
-            text = printable(cell.removeprefix(BOLD)).replace("|", "\\|")
+            text = escape_markdown(printable(cell.removeprefix(BOLD)))
             cells.append(f"**{text}**" if cell.startswith(BOLD) else text)
         lines.append(f"| {' | '.join(cells)} |")
     lines.insert(1, "|---|" + "---:|" * (len(rows[0]) - 1))
@@ -238,6 +243,35 @@ def _latex_table(rows: Rows) -> str:
         if place == 0:
             lines.append(r"\midrule")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def escape_markdown(text: str) -> str:
+    r"""Return text that Markdown shows as it is.
+
+    >>> escape_markdown("![a|b](c)")
+    '!\\[a\\|b\\](c)'
+    """
+    return "".join(f"\\{letter}" if letter in MARKDOWN_SPECIAL else letter for letter in text)
+
+
+def escape_cell(value: Any) -> Any:
+    """Return a value of a CSV so that a spreadsheet takes text for text.
+
+    >>> escape_cell("=1+1"), escape_cell("-1.0"), escape_cell(-1.0)
+    ("'=1+1", '-1.0', -1.0)
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(FORMULAS) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def escape_latex(text: str) -> str:

@@ -233,7 +233,7 @@ def _letter(place: int) -> str:
 
 def _table(first: str, *names: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(first, overflow="fold")
+    table.add_column(Text(printable(first)), overflow="fold")
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(Text(printable(name)), justify="right")
     return table

@@ -48,7 +48,8 @@ class Run:
         arrays_by_name: dict[str, dict[int, dict]] = {}
         for file in sorted((self.path / "pictures").glob("*-*.npz")):
             name, _, round_number = file.stem.rpartition("-")
-            arrays = _load_arrays(file) if round_number.isdigit() else None
+            is_shown = round_number.isdigit() and is_inside(file, self.path)
+            arrays = _load_arrays(file) if is_shown else None
             if arrays:
                 rounds = arrays_by_name.setdefault(name.replace("_", " "), {})
                 rounds[int(round_number)] = arrays
@@ -110,6 +111,26 @@ def _check_is_run(path: Path) -> None:
         raise UserError(f"{path} is not a run folder: there is no such folder.")
     if not (path / "config.yaml").is_file():
         raise UserError(f"{path} is not a run folder: it has no config.yaml.")
+    for name in SHOWN:
+        check_inside(path / name, path)
+
+
+def is_inside(file: Path, folder: Path) -> bool:
+    """Return whether a file is in a folder once links are followed.
+
+    A folder of somebody else may have links to files of whoever opens it, which would be shown,
+    sent to a tracker, or written over.
+    """
+    return file.resolve().is_relative_to(folder.resolve())
+
+
+def check_inside(file: Path, folder: Path) -> None:
+    """Raise UserError where a file is a link to outside of the run's folder."""
+    if not is_inside(file, folder):
+        raise UserError(
+            f"{file} is a link that leads out of the run's folder, and is neither read nor written "
+            "to: put a copy in its place"
+        )
 
 
 def read_config(path: Path) -> dict:

@@ -23,9 +23,13 @@ MISSING = "–"
 
 def to_number(value: Any) -> float | None:
     """Return `value` as a float; None if it is missing, not a number, NaN or infinite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def printable(text: Any) -> str:

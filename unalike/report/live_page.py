@@ -36,6 +36,7 @@ from unalike.report.page import describe_run, render_heading, render_parts
 
 MAX_CLIENTS = 300  # rows of clients; of more those with the smallest gain
 MAX_NOTICES = 12
+MAX_DRAWN = 1e100  # larger values are out of sight: a scale for them would not be finite
 WIDTH, HEIGHT = 300, 132  # of a panel's drawing, in its own units
 LEFT, RIGHT, TOP, BOTTOM = 34, 292, 8, 112  # where its curves are
 STATES = {
@@ -96,6 +97,8 @@ def render_sections(live: LiveRun) -> list[Section]:
     """Return the sections of the page, in order."""
     run = live.run
     sections = [("heading", render_heading(run)), ("progress", _progress(live))]
+    if run.results is not None and live.report is not None:
+        return [*sections, ("report", live.report)]
     if run.results is not None:
         for place, part in enumerate(render_parts(read(live.path))):
             sections.append((f"report-{place}", part))
@@ -178,6 +181,8 @@ def _advice(live: LiveRun) -> str:
     """Return what to do about a run that does not go on."""
     if live.problem:
         return f'<p class="verdict lost">{format_text(live.problem)}</p>'
+    if live.state == "finished" and live.awaits_report:
+        return '<p class="verdict open">This run has finished. Its report is being drawn.</p>'
     if live.state == "finished" and live.run.results is None:
         return (
             '<p class="verdict open">This run has finished. Its results are with the server; '
@@ -280,7 +285,8 @@ class _Curves:
             for curves in (self.federated, self.local):
                 values.setdefault(metric, []).extend(curves.get(client, {}).values())
         limits = {}
-        for metric, own in values.items():
+        for metric, measured in values.items():
+            own = [value for value in measured if abs(value) <= MAX_DRAWN]
             low, high = (min(own), max(own)) if own else (0.0, 1.0)
             margin = 0.08 * (high - low) or 0.05 * abs(high) or 0.5
             limits[metric] = (low - margin, high + margin)

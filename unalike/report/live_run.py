@@ -1,5 +1,6 @@
 """A run while it goes on, as its events.jsonl tells: how far it is, how long it will take."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from unalike.report import folder, history, outcome
 from unalike.report.formatting import to_number
 from unalike.report.history import Curve
 from unalike.report.metrics import absent_clients
+from unalike.report.page import read_written
 
 # Events that the live page shows; the others are many, or matter only to the report.
 SHOWN = (
@@ -46,16 +48,22 @@ class LiveRun:
     Args:
         path: the run's folder.
         is_running: says whether a process is at work on the run.
+        own: whether this is the page of the very process that runs it. Then it ends with the report
+            that the run draws at its end, so that nobody draws it twice.
     Raises: UserError where there is no run's config.
     """
 
-    def __init__(self, path: Path, is_running: Callable[[], bool]):
+    def __init__(self, path: Path, is_running: Callable[[], bool], own: bool = False):
         self.path = path
         self.is_running = is_running
+        self.own = own
+        self.over = False  # its process has ended, or is about to
+        self.report: str | None = None  # as the run has drawn it, below its heading
         self.running = is_running()
         self.tail = events.EventTail(path / events.FILE, from_start=True)
         self.run = folder.Run(path=path, config=folder.read_config(path), results=None)
         self.problem = ""  # why the results cannot be shown
+        self.known: tuple = ()  # all but events that a page depends on, at the last update
         self.update()
 
     def update(self) -> bool:
@@ -69,13 +77,23 @@ class LiveRun:
                 self.run.config = folder.read_config(self.path)
             elif event["event"] == "resume":
                 self.run.results = None
+                self.report = None
             if event["event"] in SHOWN:
                 self.run.events.append(event)
         if self.run.results is None and self._has_finished():
-            self._read_results()
-        changed = bool(new) or running != self.running
+            if self.own:
+                self.report = read_written(self.path)
+            if not self.awaits_report:
+                self._read_results()
         self.running = running
-        return changed
+        known = self.known
+        self.known = (running, self.awaits_report, self.problem, self.run.results is None)
+        return bool(new) or known != self.known
+
+    @property
+    def awaits_report(self) -> bool:
+        """Whether the run has yet to draw its report."""
+        return self.own and self.report is None and not self.over
 
     def _has_finished(self) -> bool:
         last = next((e for e in reversed(self.run.events) if e["event"] in ENDS), None)
@@ -166,5 +184,6 @@ def gains_so_far(run: folder.Run) -> dict[str, float]:
             continue
         baseline = local[client][max(before)]
         gain = 100 * (curve[last] - baseline) / abs(baseline)
-        gains[client] = gain if outcome.higher_is_better(infos.get(client) or {}) else -gain
+        if math.isfinite(gain):
+            gains[client] = gain if outcome.higher_is_better(infos.get(client) or {}) else -gain
     return gains

@@ -101,6 +101,7 @@ class Feed:
 
     async def end(self) -> None:
         """Draw the last state and let all readers go once they have it."""
+        self.live.over = True
         if self.readers:
             with suppress(Exception):  # then the last state that could be drawn is the last
                 await asyncio.to_thread(self.draw)
@@ -166,13 +167,15 @@ class Guard:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "").rpartition(":")[0] or headers.get(b"host", "")
         shown = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        # A browser sends a cookie to all ports of a host: each page has one of its own.
+        name = f"{COOKIE}-{(scope.get('server') or ('', 0))[1]}"
         response: Any = None
         if self.hosts is not None and host not in self.hosts:
             response = PlainTextResponse(f"This page is not at {host}.\n", 403)
         elif self.token is not None and shown and self._is_token(shown):
-            response = RedirectResponse(scope["path"], 303)
-            response.set_cookie(COOKIE, self.token, httponly=True, samesite="lax")
-        elif self.token is not None and not self._is_token(_cookie(headers)):
+            response = RedirectResponse("/" + scope["path"].lstrip("/\\"), 303)  # to this host
+            response.set_cookie(name, self.token, httponly=True, samesite="lax")
+        elif self.token is not None and not self._is_token(_cookie(headers, name)):
             response = PlainTextResponse(
                 "This page needs the token that `unalike watch` printed: open the whole address "
                 "that it printed.\n",
@@ -188,11 +191,11 @@ class Guard:
         return secrets.compare_digest(shown.encode(), str(self.token).encode())
 
 
-def _cookie(headers: dict[bytes, str]) -> str:
+def _cookie(headers: dict[bytes, str], name: str) -> str:
     cookies: SimpleCookie = SimpleCookie()
     with suppress(Exception):  # a malformed cookie is none
         cookies.load(headers.get(b"cookie", ""))
-    return cookies[COOKIE].value if COOKIE in cookies else ""
+    return cookies[name].value if name in cookies else ""
 
 
 def build_app(feed: Feed, hosts: set[str] | None = None, token: str | None = None) -> Any:

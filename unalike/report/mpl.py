@@ -215,8 +215,14 @@ def _fit_phone(figure: Any) -> None:
 
 
 def _to_svg(figure: Any, name: str, description: str) -> str:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     text = StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    # `savefig` would draw the figure twice: once for its layout, once for the file.
+    figure.set_layout_engine("constrained")
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine("none")
+    FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})
     root = ElementTree.fromstring(text.getvalue())
     referenced = {node.get(_HREF, "#")[1:] for node in root.iter()}
     for node in root.iter():

@@ -6,8 +6,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from unalike.base.integrity import write_whole
 from unalike.report import history, outcome
-from unalike.report.folder import Run, read
+from unalike.report.folder import Run, is_inside, read
 from unalike.report.formatting import (
     MISSING,
     count_noun,
@@ -44,12 +45,34 @@ DETAIL_COLUMNS = {"model", "modalities", "task"}  # left out on a narrow screen
 SPEEDS = ("speed", "link", "latency")  # of a client on the simulated clock
 
 
+REPORT = "report.html"
+BELOW_HEADING = "<!-- report -->"  # between the heading and the parts of a page
+
+
 def write(path: str | Path) -> Path:
     """Write report.html into the run folder `path`, and return its path."""
     run = read(path)
-    file = run.path / "report.html"
-    file.write_bytes(render_page(run).encode("utf-8", errors="replace"))
+    file = run.path / REPORT
+    write_whole(file, render_page(run).encode("utf-8", errors="replace"))
     return file
+
+
+def read_written(path: Path) -> str | None:
+    """Return what report.html says below its heading, as HTML.
+
+    It is put on a page as it is, so only for a report that this very run has just written.
+
+    Args:
+        path: folder of a run.
+    Returns: None where it was not drawn since the run's results.
+    """
+    try:
+        if (path / REPORT).stat().st_mtime_ns < (path / "results.json").stat().st_mtime_ns:
+            return None
+        text = (path / REPORT).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return text.partition(BELOW_HEADING)[2].rpartition("</main>")[0] or None
 
 
 def render_page(run: Run) -> str:
@@ -61,7 +84,7 @@ def render_page(run: Run) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{style_sheet()}</style>"
     )
-    body = "\n".join([render_heading(run), *render_parts(run)])
+    body = "\n".join([render_heading(run), BELOW_HEADING, *render_parts(run)])
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head>\n'
         f"<body><main>\n{body}\n</main></body></html>\n"
@@ -247,6 +270,8 @@ def _images(run: Run) -> list[str]:
     """Return SVG files that the method wrote, as images: nothing inside an image can run."""
     figures = []
     for file in sorted((run.path / "pictures").glob("*.svg")):
+        if not is_inside(file, run.path):
+            continue
         name = file.stem.replace("_", " ").replace("-", " ")
         source = base64.b64encode(file.read_bytes()).decode()
         image = f'<img alt="{format_text(name)}" src="data:image/svg+xml;base64,{source}">'

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unalike.base.errors import UserError
 from unalike.report.compare import compare
 from unalike.report.folder import Run, read
@@ -36,10 +38,10 @@ def rank_methods(paths: Iterable[str | Path], against: str | None = None) -> dic
     by_scenario: dict[str, list[Run]] = {}
     for run in runs:
         by_scenario.setdefault(run.scenario, []).append(run)
-    known = [{run.algorithm for run in own} for own in by_scenario.values()]
-    common = [
-        name for name in dict.fromkeys(r.algorithm for r in runs) if all(name in k for k in known)
-    ]
+    common = list(dict.fromkeys(run.algorithm for run in runs))
+    for own in by_scenario.values():
+        methods = {run.algorithm for run in own}
+        common = [name for name in common if name in methods]
     if len(common) < 2 or len(by_scenario) < 2:
         raise UserError(
             "ranks need two methods or more that were run on each of two scenarios or more; "
@@ -48,12 +50,12 @@ def rank_methods(paths: Iterable[str | Path], against: str | None = None) -> dic
     reference = against or common[0]
     if reference not in common:
         raise UserError(f"--against {reference}: it was not run on all of {', '.join(by_scenario)}")
-    scores = {
-        scenario: _gains([run for run in own if run.algorithm in common], reference)
-        for scenario, own in by_scenario.items()
-    }
-    found = {"scenarios": list(by_scenario), "against": reference, "gains": scores}
-    return {**found, **judge_ranks(scores)}
+    scores = {}
+    for scenario, own in by_scenario.items():
+        chosen = [run for run in own if run.algorithm in common]
+        scores[scenario] = _gains(chosen, reference)
+    judged = judge_ranks(scores)
+    return {"scenarios": list(by_scenario), "against": reference, "gains": scores, **judged}
 
 
 def _gains(runs: list[Run], reference: str) -> dict[str, float]:
@@ -76,19 +78,20 @@ def judge_ranks(scores: dict[str, dict[str, float]]) -> dict[str, Any]:
     Args:
         scores: {scenario: {method: score}}, higher is better.
 
-    >>> told = judge_ranks({"a": {"x": 1.0, "y": 2.0}, "b": {"x": 1.0, "y": 1.0}})
-    >>> told["ranks"], told["friedman"]
+    >>> judged = judge_ranks({"a": {"x": 1.0, "y": 2.0}, "b": {"x": 1.0, "y": 1.0}})
+    >>> judged["ranks"], judged["friedman"]
     ({'y': 1.25, 'x': 1.75}, None)
     """
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
     methods = list(next(iter(scores.values())))
-    places = [rankdata([-own[name] for name in methods]) for own in scores.values()]
-    means = {name: float(sum(p[i] for p in places)) / len(places) for i, name in enumerate(methods)}
-    ranks = dict(sorted(means.items(), key=lambda pair: pair[1]))
+    table = np.array([list(map(own.get, methods)) for own in scores.values()])
+    means = rankdata(-table, axis=1).mean(0)  # one for each method
+    by_rank = np.argsort(means, kind="stable")
+    ranks = {methods[i]: float(means[i]) for i in by_rank}
     friedman = None
     if len(methods) > 2:
-        chi2, p = friedmanchisquare(*([own[name] for own in scores.values()] for name in methods))
+        chi2, p = friedmanchisquare(*table.T)
         friedman = {"chi2": float(chi2), "p": float(p)} if math.isfinite(p) else None
     count = len(methods)
     quantile = studentized_range.ppf(1 - LEVEL, count, math.inf) / math.sqrt(2)

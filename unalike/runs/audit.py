@@ -141,7 +141,9 @@ def audit(
     Returns: by client, what it announces (`card`), each kind of message with its contents, bytes
         and number in each round (`messages`), and the sums (`bytes`). A message also has the
         kinds of what its operation declares (`sends`) and whether the privacy mechanism is used
-        on it (`protected`); with privacy, a client has what the whole run costs it (`privacy`).
+        on it (`protected`); with privacy, a client has what the whole run costs it (`privacy`,
+        `sample_privacy`), and the whole report the fields `sample` and `central` of the method and
+        what the models that are sent cost (`central_privacy`).
     Raises: UserError for a client that is not in the plan.
     """
     plan = replace(plan, local_baseline=plan.local_baseline and with_baseline, use_cache=False)
@@ -166,6 +168,7 @@ def audit(
             "messages": messages,
             "bytes": sum_bytes(messages),
             "privacy": results["clients"].get(client, {}).get("privacy"),
+            "sample_privacy": results["clients"].get(client, {}).get("sample_privacy"),
         }
     return {
         "scenario": plan.name,
@@ -174,6 +177,9 @@ def audit(
         "rounds": plan.training.rounds,
         "engine": plan.engine,
         "privacy": plan.privacy.model_dump() if plan.privacy is not None else None,
+        "sample": getattr(plan.algorithm, "sample", None),
+        "central": getattr(plan.algorithm, "central", None),
+        "central_privacy": results.get("central_privacy"),
         "clients": reports,
     }
 

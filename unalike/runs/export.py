@@ -107,13 +107,12 @@ def export(
     (target / CONFIG).write_text(json.dumps(config, indent=1))
     arguments = ", clients" if folder.config.get("python") else ""
     lines.append(f"{target / CONFIG}   rebuild with unalike.rebuild({str(target)!r}{arguments})")
+    onnx_input = ""
     if onnx:
-        lines.append(_export_onnx(model, program.client, target / "model.onnx"))
+        line, onnx_input = _export_onnx(model, program.client, target / "model.onnx")
+        lines.append(line)
     card = model_card(
-        info,
-        folder.results,
-        in_transformers=(target / HEAD).is_file(),
-        has_onnx=onnx and (target / "model.onnx").is_file(),
+        info, folder.results, in_transformers=(target / HEAD).is_file(), onnx_input=onnx_input
     )
     (target / "README.md").write_text(card)
     return [*lines[:-1], f"{target / 'README.md'}   model card", lines[-1]]
@@ -268,19 +267,21 @@ def _restore(folder: Folder, program: ClientProgram) -> ClientProgram:
     return program
 
 
-def _export_onnx(model: nn.Module, client: Client, file: Path) -> str:
-    """Write an ONNX file and return a line about it, or why there is none.
+def _export_onnx(model: nn.Module, client: Client, file: Path) -> tuple[str, str]:
+    """Write an ONNX file. Returns: a line about it, or why there is none; and what its input is.
 
-    The model takes samples as they came. Where the encoder's frozen trunk cannot be exported, the
-    model takes the features that the trunk computes.
+    The model takes samples as they came, images of bytes in [0, 1]. Where the encoder's frozen
+    trunk cannot be exported, the model takes the features that the trunk computes.
     """
     samples: Samples = getattr(client.train, "raw", client.train)
     x, _ = samples.rows(torch.arange(min(2, len(samples))))
     if not isinstance(x, Tensor):
-        return (
+        line = (
             f"no ONNX: this model takes its inputs by name ({', '.join(x)}), and only models "
             "of one nameless input are exported"
         )
+        return line, ""
+    scaled = ", bytes divided by 255" if x.dtype == torch.uint8 else ""
     x = client.to_device(x).cpu()
     sources = [(lambda: x, "")]
     trunk = getattr(getattr(model, "encoder", None), "trunk", None)
@@ -292,13 +293,16 @@ def _export_onnx(model: nn.Module, client: Client, file: Path) -> str:
             with torch.no_grad():
                 rows = inputs()
             _write_onnx(model, rows, file)
-            return f"{file}   input x{note}, any number of rows"
+            shape = ", ".join(["rows", *map(str, rows.shape[1:])])
+            dtype = str(rows.dtype).removeprefix("torch.")
+            described = f"{dtype} ({shape}){note or scaled}"
+            return f"{file}   input x: {described}", described
         except ImportError as error:
-            return f"no ONNX: {error}; install unalike[onnx]"
+            return f"no ONNX: {error}; install unalike[onnx]", ""
         except Exception as error:  # an exporter may raise anything
             reason = str(error).splitlines()[0][:160]
             problem = problem or f"no ONNX: this model does not export ({reason})"
-    return problem
+    return problem, ""
 
 
 def _write_onnx(model: nn.Module, x: Tensor, file: Path) -> None:

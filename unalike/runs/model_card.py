@@ -15,7 +15,7 @@ def model_card(
     info: ClientInfo,
     results: Mapping[str, Any] | None,
     in_transformers: bool,
-    has_onnx: bool,
+    onnx_input: str,
 ) -> str:
     """The text of README.md.
 
@@ -23,7 +23,7 @@ def model_card(
         info: what the client announces whose model it is.
         results: of the run; None where it is not finished.
         in_transformers: whether the folder has the layout of transformers.
-        has_onnx: whether model.onnx is in the folder.
+        onnx_input: what model.onnx takes; empty where there is none.
     """
     front = {
         "library_name": "transformers" if in_transformers else "unalike",
@@ -33,7 +33,7 @@ def model_card(
     lines += [f"# Model of {_cell(info.id)}", "", *_facts(info, results), ""]
     if results is not None:
         lines += [*_participants(results), ""]
-    lines += ["## How to load it", "", *_usage(info, in_transformers, has_onnx)]
+    lines += ["## How to load it", "", *_usage(in_transformers, onnx_input)]
     return "\n".join(lines) + "\n"
 
 
@@ -82,7 +82,7 @@ def _participants(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _usage(info: ClientInfo, in_transformers: bool, has_onnx: bool) -> list[str]:
+def _usage(in_transformers: bool, onnx_input: str) -> list[str]:
     """How to load the files, without us where that is possible."""
     lines = []
     if in_transformers:
@@ -96,9 +96,9 @@ def _usage(info: ClientInfo, in_transformers: bool, has_onnx: bool) -> list[str]
             "```",
             "",
         ]
-    if has_onnx:
+    if onnx_input:
         lines += [
-            "From input to output, without torch:",
+            f"From input to output, without torch; x is {onnx_input}:",
             "```python",
             "import onnxruntime",
             "",

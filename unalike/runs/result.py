@@ -4,6 +4,7 @@ A `Result` is a dictionary that equals the run's results.json, so that it can be
 and read as such; its attributes describe the fields and give them types.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -487,7 +488,7 @@ def gain(
 ) -> float | None:
     """Return the improvement over the local baseline in percent of it, positive if better.
 
-    None if a value is missing or the baseline is 0.
+    None if a value is missing, or the baseline is 0 or so near to it that the gain is infinite.
 
     >>> gain(60.0, 50.0), gain(4.0, 5.0, higher_is_better=False)
     (20.0, 20.0)
@@ -495,7 +496,8 @@ def gain(
     if value is None or not baseline:
         return None
     improvement = value - baseline if higher_is_better else baseline - value
-    return 100 * improvement / abs(baseline)
+    percent = 100 * improvement / abs(baseline)
+    return percent if math.isfinite(percent) else None
 
 
 def federation_metrics(fed: Federation) -> list[str]:

@@ -170,10 +170,12 @@ def rank(
     fitting: list[Candidate] = []
     misfits: list[Candidate] = []
     for row in table["rows"]:
-        problem = misfit(row["algorithm"], clients, scenario) if clients else None
+        problem = row.get("problem")
+        if problem is None and clients:
+            problem = misfit(row["algorithm"], clients, scenario)
         first = fitting[0] if fitting else None
         close = first is not None and is_close(first, row)
-        candidate = Candidate(**row, close=close, problem=problem)
+        candidate = Candidate(**row | {"close": close, "problem": problem})
         (misfits if problem else fitting).append(candidate)
     return fitting, misfits
 

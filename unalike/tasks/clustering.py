@@ -131,9 +131,16 @@ class Clustering(Task):
         """
         return program.embed() if program.shares_features else self.evaluate(program, common)
 
-    def cluster(self, features: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Return clusters (n,) of features (n, width) by k-means, and their centres (K, width)."""
-        return kmeans(normalize(features, dim=-1), len(self.labels), derive_seed(seed, "k-means"))
+    def cluster(
+        self, features: Tensor, seed: int, clusters: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return clusters (n,) of features (n, width) by k-means, and their centres (K, width).
+
+        Args:
+            clusters: K; None: as many as there are labels.
+        """
+        count = len(self.labels) if clusters is None else clusters
+        return kmeans(normalize(features, dim=-1), count, derive_seed(seed, "k-means"))
 
     @classmethod
     def score_federation(

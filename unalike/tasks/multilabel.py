@@ -138,24 +138,30 @@ class MultiLabel(Task):
             asked = list({info.model: c for c, info in reversed(infos.items())}.values())
         replies = fed.call("label_metrics", clients=asked, quorum=0, common=common)
         answers = {client: reply for client, reply in replies.items() if reply}
-        labels = list(dict.fromkeys(label for reply in answers.values() for label in reply))
-        by_label = {}
-        for label in labels:
-            found = [reply[label] for reply in answers.values() if label in reply]
-            names = dict.fromkeys(name for metrics in found for name in metrics)
-            by_label[label] = {
-                name: mean([metrics[name] for metrics in found if name in metrics])
-                for name in names
-            }
+        by_label = _mean_by_label(list(answers.values()))
         if not by_label:
             return None
+        labels = list(by_label)
         for name, title in LABEL_FIGURES.items():
-            matrix = [
-                [reply.get(label, {}).get(name, 0.0) for label in labels]
-                for reply in answers.values()
-            ]
-            fed.log_figure(title, matrix=torch.tensor(matrix), rows=list(answers), columns=labels)
+            matrix = torch.zeros(len(answers), len(labels))
+            for row, reply in zip(matrix, answers.values(), strict=True):
+                row[:] = torch.tensor([reply.get(label, {}).get(name, 0.0) for label in labels])
+            fed.log_figure(title, matrix=matrix, rows=list(answers), columns=labels)
         return {"by_label": by_label}
+
+
+def _mean_by_label(replies: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """{label: {metric: mean over the clients that have it}}, from such a dict of each client."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for reply in replies:
+        for label, metrics in reply.items():
+            of_label = values.setdefault(label, {})
+            for name, value in metrics.items():
+                of_label.setdefault(name, []).append(value)
+    means = {}
+    for label, of_label in values.items():
+        means[label] = {name: mean(own) for name, own in of_label.items()}
+    return means
 
 
 class MultiLabelMeter:
@@ -184,11 +190,13 @@ class MultiLabelMeter:
 
     def by_label(self) -> list[dict[str, float]]:
         """Metrics of each label in percent, NaN where undefined, and its `positives`."""
-        scores, truth = torch.cat(self.scores).numpy(), torch.cat(self.truth).numpy()
-        return [
-            {name: value if name == "positives" else 100 * value for name, value in label.items()}
-            for label in label_counts(scores, truth)
-        ]
+        scores = torch.cat(self.scores).numpy()
+        truth = torch.cat(self.truth).numpy()
+        labels = label_counts(scores, truth)
+        for label in labels:
+            for name in label.keys() - {"positives"}:
+                label[name] *= 100
+        return labels
 
     def result(self) -> dict[str, float]:
         if not any((y >= 0).any() for y in self.truth):
@@ -200,7 +208,7 @@ class MultiLabelMeter:
         present = truth == 1
         by_label = label_counts(scores, truth)
         f1, auc, precision, recall, ranked = (
-            [label[name] for label in by_label if not math.isnan(label[name])]
+            _defined(by_label, name)
             for name in ("f1", "auc", "precision", "recall", "average_precision")
         )
         labelled = known.any(1)
@@ -226,6 +234,11 @@ class MultiLabelMeter:
         metrics["undefined_classes"] = float(truth.shape[1] - len(auc))
         metrics["log_loss"] = self.log_loss / int(labelled.sum())
         return metrics
+
+
+def _defined(by_label: list[dict[str, float]], name: str) -> list[float]:
+    """A metric of all labels for which it is defined."""
+    return [label[name] for label in by_label if not math.isnan(label[name])]
 
 
 def label_counts(scores: np.ndarray, truth: np.ndarray) -> list[dict[str, float]]:

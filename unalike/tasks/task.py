@@ -322,6 +322,8 @@ def label_names(labels: int | Sequence[str]) -> tuple[str, ...]:
     >>> label_names(3)
     ('0', '1', '2')
     """
+    if hasattr(labels, "tolist"):  # names in a NumPy array or a pandas index
+        labels = labels.tolist()
     if isinstance(labels, int) and not isinstance(labels, bool):
         labels = tuple(str(label) for label in range(labels))
     if (
@@ -337,7 +339,7 @@ def label_names(labels: int | Sequence[str]) -> tuple[str, ...]:
         raise ValueError(
             f"a task's labels must differ, got more than once: {', '.join(duplicates)}"
         )
-    return tuple(labels)
+    return tuple(str(label) for label in labels)  # NumPy's strings have another repr
 
 
 def check_whole(y: Tensor, name: str, axes: tuple[str, ...]) -> None:

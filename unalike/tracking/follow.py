@@ -12,7 +12,7 @@ from typing import Any
 from unalike.base import events
 from unalike.base.errors import UserError
 from unalike.report.compare import flatten_settings
-from unalike.report.folder import read
+from unalike.report.folder import is_inside, read
 from unalike.report.formatting import printable
 from unalike.tracking import build_tracker
 from unalike.tracking.points import PointReader, safe_name
@@ -122,6 +122,7 @@ class Tracking:
         """Pass on what the finished run left in its folder, and wait for the trackers."""
         results = read(self.folder).results
         files = [self.folder / name for name in FILES if (self.folder / name).exists()]
+        files = [file for file in files if is_inside(file, self.folder)]
         if results is not None:
             step, values = self.reader.read_results(results)
             for recorder in self.recorders:

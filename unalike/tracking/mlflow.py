@@ -8,6 +8,7 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from unalike.tracking.points import safe_name
 from unalike.tracking.tracker import Journal, Point, TrackedRun
 
 TAG = "unalike.run"
@@ -50,8 +51,9 @@ class MLflow:
             experiment = self.client.get_experiment_by_name(name)
             if experiment is not None:
                 return experiment.experiment_id
+            location = artifact_folder(self.client.tracking_uri, name)
             try:
-                return self.client.create_experiment(name)
+                return self.client.create_experiment(name, artifact_location=location)
             except MlflowException:  # another run created it meanwhile
                 time.sleep(0.5)
         raise RuntimeError(f"MLflow's experiment {name} can neither be found nor created")
@@ -75,3 +77,23 @@ class MLflow:
         for file in files:
             self.client.log_artifact(self.id, str(file))
         self.client.set_terminated(self.id, "FINISHED" if finished else "KILLED")
+
+
+def artifact_folder(store: str, experiment: str) -> str | None:
+    """Return where the files of an experiment belong: beside a SQLite store.
+
+    MLflow itself would put them into `mlruns` of the current folder, wherever the store is.
+
+    Args:
+        store: the tracking URI.
+        experiment: its name.
+    Returns: None for other stores, which MLflow and its server choose the place for.
+    """
+    if not store.startswith("sqlite:"):
+        return None
+    from sqlalchemy.engine import make_url
+
+    file = make_url(store).database
+    if not file or file == ":memory:":
+        return None
+    return (Path(file).resolve().parent / "mlruns" / safe_name(experiment)).as_uri()

@@ -7,6 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from unalike.report.folder import check_inside
 from unalike.tracking.tracker import Point, TrackedRun
 
 FOLDER = "tensorboard"
@@ -18,6 +19,7 @@ class TensorBoard:
     def open(self, run: TrackedRun) -> set[Point]:
         """See `Tracker`."""
         folder = run.folder / FOLDER
+        check_inside(folder, run.folder)
         known = read_points(folder) if folder.exists() else None
         self.writer = SummaryWriter(str(folder))
         if known is None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from unalike.report.folder import check_inside
+
 Point = tuple[str, int]  # name of a series, and step
 
 
@@ -55,6 +57,7 @@ class Journal:
 
     def __init__(self, run: TrackedRun, tracker: str):
         self.path = run.folder / "tracking" / f"{tracker}.jsonl"
+        check_inside(self.path, run.folder)
         self.path.parent.mkdir(exist_ok=True)
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         self.known: set[Point] = set()
