@@ -86,6 +86,9 @@ FIRST = {
 }
 LIKE = {
     "muscle-setup1": "muscle-vision",
+    "muscle-setup1-vit": "muscle-vision",
+    "muscle-r1": "muscle-vision",
+    "muscle-setup2": "muscle-multimodal",
     "creamfl-digits": "creamfl-flickr8k",
     "afmcc-digits": "afmcc-mnist-usps",
     "afmcc-scene15": "afmcc-mnist-usps",

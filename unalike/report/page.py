@@ -66,6 +66,8 @@ def read_written(path: Path) -> str | None:
         path: folder of a run.
     Returns: None where it was not drawn since the run's results.
     """
+    if not is_inside(path / REPORT, path):
+        return None
     try:
         if (path / REPORT).stat().st_mtime_ns < (path / "results.json").stat().st_mtime_ns:
             return None
