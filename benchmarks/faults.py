@@ -541,7 +541,11 @@ def soak_local(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def soak_flare(folder: Path, rounds: int) -> dict[str, Any]:
-    """The same in a FLARE federation on loopback: a server, 20 sites, each with a job's process."""
+    """The same in a FLARE federation on loopback: a server, 20 sites, each with a job's process.
+
+    Jobs' processes are forked from one that has made their imports, so they count as `site`, with
+    FLARE's own; `server` and `client` are what waits for them.
+    """
     from unalike.cross_silo import flare, flare_kits, supervisor
     from unalike.cross_silo.policy import ALLOWED_CLASSES
 
