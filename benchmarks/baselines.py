@@ -15,11 +15,11 @@ from unalike.scenarios import build_clients, load
 # rivals
 
 METHODS: dict[str, str] = {
-    "fedmuscleplus": "{name: fedmuscleplus, width: 32, align_lr: 0.003}",
-    "fedmuscleplus, pairwise": "{name: fedmuscleplus, width: 32, align_lr: 0.003, loss: pairwise}",
-    "fedmuscleplus, gramian": "{name: fedmuscleplus, width: 32, align_lr: 0.003, loss: gramian}",
+    "fedmuscleplus": "{name: fedmuscleplus, width: 32, align_lr: 0.003, distill_public: never}",
+    "fedmuscleplus, pairwise": "{name: fedmuscleplus, width: 32, align_lr: 0.003, distill_public: never, loss: pairwise}",
+    "fedmuscleplus, gramian": "{name: fedmuscleplus, width: 32, align_lr: 0.003, distill_public: never, loss: gramian}",
     "fedmuscleplus, opinions": "{name: fedmuscleplus, width: 32, align_lr: 0.003, distill_public: all}",  # chosen on seeds 100 to 104 (LOG.md)
-    "fedmuscleplus, no company": "{name: benchmarks.variants:SelfOnly, width: 32, align_lr: 0.003}",
+    "fedmuscleplus, no company": "{name: benchmarks.variants:SelfOnly, width: 32, align_lr: 0.003, distill_public: never}",
     "sage": "{name: sage, flips: false, public_lr: 0.0003}",
     "fedhenn": "{name: fedhenn, eta: 0.1}",
     "cofed": "{name: cofed, public_lr: 0.0003}",

@@ -52,9 +52,11 @@ METHODS: dict[str, list[str]] = {
     # Every client contrasts with itself only.
     "no company": ["algorithm.name=benchmarks.variants:SelfOnly"],
     "heads shared": [
-        "algorithm={name: fedmuscleplus, average_heads: round, align_lr: 0.0003, decay: true}"
+        "algorithm={name: fedmuscleplus, average_heads: round, align_lr: 0.0003, decay: true, distill_public: never}"
     ],
-    "own heads": ["algorithm={name: fedmuscleplus, align_lr: 0.0003, decay: true}"],
+    "own heads": [
+        "algorithm={name: fedmuscleplus, align_lr: 0.0003, decay: true, distill_public: never}"
+    ],
     "as printed": [PRINTED],
     # Alone in other forms: unit vectors to the head as printed, a head on the encoder, the head
     # alone, the nearest class mean.
@@ -539,7 +541,7 @@ ALIGNED = {  # stronger and weaker alignment than shipped
     "local epochs teach heads": ["backbone_lr_scale=0.0"],
     "left as aligned": ["final_model=aligned"],
     "heads shared, one optimizer": [
-        "algorithm={name: benchmarks.variants:OneOptimizer, average_heads: round}"
+        "algorithm={name: benchmarks.variants:OneOptimizer, average_heads: round, distill_public: never}"
     ],
 }
 

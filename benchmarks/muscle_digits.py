@@ -17,7 +17,8 @@ from unalike.scenarios import build_clients, load
 from unalike.scenarios.rows import dataset_of
 
 VARIANT = "benchmarks.variants"
-SHIPPED = "name: fedmuscleplus, width: 32, align_lr: 0.003"
+WIDTH_AND_RATE = "name: fedmuscleplus, width: 32, align_lr: 0.003"
+SHIPPED = f"{WIDTH_AND_RATE}, distill_public: never"
 
 # muscle-messages: bytes against Delta
 
@@ -27,10 +28,11 @@ MESSAGES: dict[str, str] = {
     "int8": f"{SHIPPED}, message_dtype: int8",
     "int4": f"{SHIPPED}, message_dtype: int4",
     "half the rows, twice the rate": (
-        "name: fedmuscleplus, width: 32, align_lr: 0.006, pass_rows: 400"
+        "name: fedmuscleplus, width: 32, align_lr: 0.006, distill_public: never, pass_rows: 400"
     ),
     "int4, half the rows, twice the rate": (
-        "name: fedmuscleplus, width: 32, align_lr: 0.006, message_dtype: int4, pass_rows: 400"
+        "name: fedmuscleplus, width: 32, align_lr: 0.006, distill_public: never, message_dtype: int4, "
+        "pass_rows: 400"
     ),
     "one exchange a pass": f"{SHIPPED}, sync: epoch",
     "one exchange a pass, int4": f"{SHIPPED}, sync: epoch, message_dtype: int4",
@@ -121,7 +123,7 @@ def bench_muscle_newcomer(study: Study) -> dict:
         "from the start": ("digits", whole),
     }
     for client in NEWCOMERS:
-        fields = f'name: "{VARIANT}:Newcomer", width: 32, align_lr: 0.003'
+        fields = f'name: "{VARIANT}:Newcomer", width: 32, align_lr: 0.003, distill_public: never'
         fields += f", newcomer: {client}, arrives: {ARRIVES}"
         rows[f"{client} joins late"] = ("digits", [*whole, f"algorithm={{{fields}}}"])
     quick = ("rounds=2", "epochs=1", "public.size=64")
@@ -211,15 +213,15 @@ def ceiling_of(study: Study, name: str, seed: int) -> dict[str, float]:
 
 PARTS: dict[str, str] = {
     "as shipped": SHIPPED,
-    "no alignment": "name: fedmuscleplus, width: 32, align_lr: 1.0e-12",
+    "no alignment": "name: fedmuscleplus, width: 32, align_lr: 1.0e-12, distill_public: never",
     "shared start": f"{SHIPPED}, projection_init: shared",
     "shared start, slower backbone": f"{SHIPPED}, projection_init: shared, backbone_lr_scale: 0.1",
     "slower backbone": f"{SHIPPED}, backbone_lr_scale: 0.1",
     "averaged heads": f"{SHIPPED}, average_heads: round",
-    "distillation": f"{SHIPPED}, distill_public: all",
+    "distillation": f"{WIDTH_AND_RATE}, distill_public: all",
     "decay": f"{SHIPPED}, decay: true",
     "distillation, averaged heads, shared start": (
-        f"{SHIPPED}, distill_public: all, average_heads: round, projection_init: shared"
+        f"{WIDTH_AND_RATE}, distill_public: all, average_heads: round, projection_init: shared"
     ),
     "distillation, no alignment": (
         "name: fedmuscleplus, width: 32, align_lr: 1.0e-12, distill_lr: 0.003, distill_public: all"
@@ -275,9 +277,9 @@ def bench_muscle_factorial(study: Study) -> dict:
         "alone, unit head": f'name: "{VARIANT}:Alone", width: 32, head_input: unit',
     }
     optimizers = {
-        "one optimizer": f'name: "{VARIANT}:OneOptimizer"',
-        "two optimizers": "name: fedmuscleplus",
-        "two optimizers, 3e-3": "name: fedmuscleplus, align_lr: 0.003",
+        "one optimizer": f'name: "{VARIANT}:OneOptimizer", distill_public: never',
+        "two optimizers": "name: fedmuscleplus, distill_public: never",
+        "two optimizers, 3e-3": "name: fedmuscleplus, distill_public: never, align_lr: 0.003",
     }
     for head in ("unit", "raw"):
         for optimizer, method in optimizers.items():

@@ -32,7 +32,7 @@ def bench_muscle_r1(study: Study) -> dict:
 
 # The fields of fedmuscleplus that make it FedMuscle as printed, but for the alignment's optimizer,
 # which is one of its own, and peers, which are drawn for each batch.
-PRINTED_WITH = "{{name: fedmuscleplus, final_model: aligned, {}}}"
+PRINTED_WITH = "{{name: fedmuscleplus, distill_public: never, final_model: aligned, {}}}"
 PRINTED: dict[str, list[str]] = {
     "as printed": [],
     "raw head": [f"algorithm={PRINTED_WITH.format('head_input: raw')}", "alone=true"],
@@ -41,7 +41,7 @@ PRINTED: dict[str, list[str]] = {
         f"algorithm={PRINTED_WITH.format('head_input: unit, align_lr: 0.0001')}"
     ],
     "own optimizer, left as local": [
-        "algorithm={name: fedmuscleplus, head_input: unit, final_model: local}"
+        "algorithm={name: fedmuscleplus, distill_public: never, head_input: unit, final_model: local}"
     ],
     "adapters in the last layers": [
         *(

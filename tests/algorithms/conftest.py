@@ -12,11 +12,12 @@ from unalike.base.randomness import stream
 
 @pytest.fixture
 def outcome(toys, tmp_path):
-    """Everyone's parameters after some rounds of FedMusclePlus with these fields."""
+    """Everyone's parameters after some rounds of FedMusclePlus with these fields, and no
+    distillation but where they say so."""
 
     def run_fedmuscle(clients=None, rounds=2, training=None, federation=None, **fields):
         run_fedmuscle.number += 1
-        algorithm = toys.method("fedmuscleplus", **fields)
+        algorithm = toys.method("fedmuscleplus", **({"distill_public": "never"} | fields))
         clients = clients or [
             toys.client("a"),
             toys.client("b", model=toys.noisy),

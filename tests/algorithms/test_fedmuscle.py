@@ -275,7 +275,7 @@ def test_fedmuscle_ends_with_the_aligned_model(toys, tmp_path):
     """Fields of FedMusclePlus that make it FedMuscle, but for the optimizer: with plain SGD, which
     has no memory, one optimizer is as good as two."""
     sgd = {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.0}
-    plus = {"head_input": "unit", "peers": 2, "batch": 24}
+    plus = {"head_input": "unit", "peers": 2, "batch": 24, "distill_public": "never"}
     ends = []
     for name, fields in {
         "fedmuscle": {"peers": 2, "batch": 24},

@@ -41,9 +41,10 @@ def test_parts_change_the_result_and_an_interrupted_run_ends_at_the_same_bits(
         few("b", torch.tensor([1, 2, 3]), model=toys.noisy),
         toys.client("c"),
     ]
-    shared = lambda: toys.method("fedmuscleplus", **fields)
+    shared = lambda: toys.method("fedmuscleplus", **({"distill_public": "never"} | fields))
     whole = toys.execute(tmp_path / "whole", shared(), make())
-    own = toys.execute(tmp_path / "own", toys.method("fedmuscleplus"), make())
+    alone = toys.method("fedmuscleplus", distill_public="never")
+    own = toys.execute(tmp_path / "own", alone, make())
     with pytest.raises(KeyboardInterrupt):
         toys.execute(tmp_path / "cut", shared(), make(), watch=interrupted)
     cut = toys.execute(tmp_path / "cut", shared(), make(), workers=2)
@@ -178,7 +179,7 @@ def test_a_client_that_averaged_its_head_is_a_peer_in_later_rounds_too(toys, tmp
 
 
 def test_clients_without_fold_replicas_get_gradients_with_the_safeguard_too(toys, tmp_path):
-    shared = lambda: toys.method("fedmuscleplus", average_heads="round")
+    shared = lambda: toys.method("fedmuscleplus", average_heads="round", distill_public="never")
     plain, guarded = (
         toys.execute(tmp_path / str(it), shared(), toys.clients(), safeguard=it)
         for it in (False, True)

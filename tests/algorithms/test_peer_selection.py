@@ -40,7 +40,7 @@ def test_a_client_that_is_its_own_peer_is_not_moved_by_others(toys, tmp_path):
     """The control `SelfOnly`: whoever else takes part, its model ends the same."""
     states = []
     for ids in ("abcd", "ac"):
-        method = SelfOnly(peers=1, width=8, batch=8, final_model="aligned")
+        method = SelfOnly(peers=1, width=8, batch=8, final_model="aligned", distill_public="never")
         clients = [toys.client(id) for id in ids]
         states.append(toys.serve(toys.federation(tmp_path / ids, method, clients), method))
     many, few = states

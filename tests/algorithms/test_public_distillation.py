@@ -7,6 +7,7 @@ import torch
 
 from unalike import Classification, MultiLabel
 from unalike.base.randomness import stream
+from unalike.core.privacy import Privacy
 from unalike.methods.distillation import distill_public
 
 
@@ -57,3 +58,13 @@ def test_distillation_among_multilabel_clients_only(toys, tmp_path):
     fed.call("train")
     assert distill_public(fed, multilabel_only=True).keys() == set("cd")
     assert distill_public(fed).keys() == set("abcd")
+
+
+def test_by_default_clients_distil_but_with_the_safeguard_or_privacy(toys, tmp_path):
+    def sends_logits(name, **settings):
+        toys.execute(tmp_path / name, toys.method("fedmuscleplus"), toys.clients(), **settings)
+        return ",opinion," in (tmp_path / name / "ledger.csv").read_text()
+
+    assert sends_logits("plain")
+    assert not sends_logits("guarded", safeguard=True)
+    assert not sends_logits("private", privacy=Privacy(noise=1.0))

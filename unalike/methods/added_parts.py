@@ -33,8 +33,10 @@ class AddedParts(TakesParts):
             (group_averaging.py).
         mask_absent_classes: leave classes that only clients with the same averaged head have out of
             the local loss (absent_classes.py).
-        distill_public: distillation of public logits after the alignment (distillation.py);
-            "multilabel": only among multi-label clients.
+        distill_public: distillation of public logits after the alignment, among "all" clients with
+            labels in common, or only the "multilabel" ones (distillation.py). "auto": all, but
+            nobody in a run with the safeguard, which cannot cross-validate clients that distil, or
+            with privacy, where every logit counts.
         backbone_lr_scale: learning rate of encoder and projection in local epochs, relative to the
             head's (slow_backbone.py).
         align_lr: learning rate of the alignment; None: training.lr.
@@ -58,7 +60,7 @@ class AddedParts(TakesParts):
     projection_init: Literal["random", "shared"] = "random"
     average_heads: Literal["never", "round", "epoch"] = "never"
     mask_absent_classes: bool = False
-    distill_public: Literal["never", "all", "multilabel"] = "never"
+    distill_public: Literal["auto", "never", "all", "multilabel"] = "auto"
     backbone_lr_scale: Annotated[float, Field(ge=0, le=1)] = 1.0
     align_lr: LearningRate | None = None
     distill_lr: LearningRate | None = None
@@ -74,7 +76,8 @@ class AddedParts(TakesParts):
         if self.average_heads != "never":
             parts.append(HeadAveraging(self.average_heads == "epoch", self.mask_absent_classes))
         if self.distill_public != "never":
-            parts.append(PublicDistillation(self.distill_public == "multilabel"))
+            multilabel_only = self.distill_public == "multilabel"
+            parts.append(PublicDistillation(multilabel_only, self.distill_public == "auto"))
         return parts
 
     @property

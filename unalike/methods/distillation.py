@@ -87,10 +87,18 @@ def distill_public(fed: Federation, multilabel_only: bool = False) -> dict[str, 
 
 
 class PublicDistillation(Part):
-    """Distillation on the public set at the end of each round."""
+    """Distillation on the public set at the end of each round.
 
-    def __init__(self, multilabel_only: bool = False):
+    Args:
+        multilabel_only: only among multi-label clients.
+        optional: not in a run with the safeguard or with privacy.
+    """
+
+    def __init__(self, multilabel_only: bool = False, optional: bool = False):
         self.multilabel_only = multilabel_only
+        self.optional = optional
 
     def after_exchange(self, fed: Federation) -> None:
+        if self.optional and (fed.guarded or fed.privacy is not None):
+            return
         fed.log_metrics("public_loss", distill_public(fed, self.multilabel_only))
