@@ -299,6 +299,7 @@ def kill_on(engine: str, folder: Path, kills: int) -> dict[str, Any]:
         "kills": sum(outcome["killed"].values()),
         "killed": outcome["killed"],
         "different_ends": int(not outcome["same"]),
+        "different": outcome.get("differences", {}),
         "left_processes": len(outcome["left"]),
     }
 
