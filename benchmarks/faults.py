@@ -227,7 +227,7 @@ def judge(
 # kills: processes killed at random moments
 
 # Of each engine: 200 and some, since a run is killed on to its end.
-KILLS = {"local": 120, "local workers": 20, "ray": 30, "flare": 30, "flower": 10}
+KILLS = {"local": 120, "local workers": 12, "ray": 30, "flare": 30, "flower": 10}
 LOCAL_PARTS = 6  # each with a seed of its own, so that `--keep` loses little
 BAR_KILLS = 200
 
@@ -299,6 +299,7 @@ def kill_on(engine: str, folder: Path, kills: int) -> dict[str, Any]:
         "kills": sum(outcome["killed"].values()),
         "killed": outcome["killed"],
         "different_ends": int(not outcome["same"]),
+        "different": outcome.get("differences", {}),
         "left_processes": len(outcome["left"]),
     }
 

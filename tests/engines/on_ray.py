@@ -292,6 +292,7 @@ def storm(folder):
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=rounds)
     return {
         "same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME},
+        "differences": {key: str(cut[key])[:500] for key in SAME if whole[key] != cut[key]},
         "killed": {victim: deaths.read_text().count(f"kill {victim}") for victim in VICTIMS},
     }
 
