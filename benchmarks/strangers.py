@@ -17,8 +17,8 @@ from unalike.tasks import Classification, Regression
 
 SCENARIO = str(Path(__file__).with_name("strangers.yaml"))
 METHODS = {
-    "fedmuscleplus": "{name: fedmuscleplus, distill_public: never}",
-    "with distillation": "{name: fedmuscleplus}",
+    "without distillation": "{name: fedmuscleplus, distill_public: never}",
+    "fedmuscleplus": "{name: fedmuscleplus}",
     "as the README had it": "{name: fedmuscleplus, width: 64, align_lr: 0.003, distill_public: never}",
     "feddf": "{name: feddf}",
 }
