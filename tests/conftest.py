@@ -49,6 +49,7 @@ SMALL = {
     "server_epochs": 3,
     "warm_up": 1,
     "sub_width": 4,
+    "distill_public": "never",  # by itself it depends on whether a run has the safeguard
 }
 
 

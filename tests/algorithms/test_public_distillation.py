@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from unalike import Classification, MultiLabel
+from unalike import Classification, FedMusclePlus, MultiLabel
 from unalike.base.randomness import stream
 from unalike.core.privacy import Privacy
 from unalike.methods.distillation import distill_public
@@ -62,9 +62,11 @@ def test_distillation_among_multilabel_clients_only(toys, tmp_path):
 
 def test_by_default_clients_distil_but_with_the_safeguard_or_privacy(toys, tmp_path):
     def sends_logits(name, **settings):
-        toys.execute(tmp_path / name, toys.method("fedmuscleplus"), toys.clients(), **settings)
+        method = toys.method("fedmuscleplus", distill_public="auto")
+        toys.execute(tmp_path / name, method, toys.clients(), **settings)
         return ",opinion," in (tmp_path / name / "ledger.csv").read_text()
 
+    assert FedMusclePlus().distill_public == "auto"
     assert sends_logits("plain")
     assert not sends_logits("guarded", safeguard=True)
     assert not sends_logits("private", privacy=Privacy(noise=1.0))

@@ -280,7 +280,7 @@ def test_the_info_of_a_client_reads_its_data_once(toys):
             {"stage": 1, "adapted": 1, "weights": "none", "adapters": 2},
             torch.zeros(8, 3, 16, 16),
             [3, 16, 16],
-            "input x, any",
+            "input x: float32 (rows, 3, 16, 16)",
         ),
         (
             "gru",
