@@ -164,7 +164,15 @@ class Study:
                 return read(folder_kept)
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
-            command = [sys.executable, "-m", "unalike.cli", "run", scenario, "--json"]
+            command = [
+                sys.executable,
+                "-m",
+                "unalike.cli",
+                "run",
+                scenario,
+                "--json",
+                "--no-report",
+            ]
             command += ["--seed", str(seed), "--device", self.device, "--out", str(out)]
             if self.data_dir:
                 command += ["--data-dir", self.data_dir]

@@ -821,6 +821,15 @@ def test_json_output_equals_results_json(command, scenario, tmp_path):
     assert command("run", scenario(), "--out", "one")[0] == 2
 
 
+def test_a_report_that_was_left_out_is_drawn_later(command, scenario, tmp_path):
+    few = ["--set", "rounds=1", "--set", "training.epochs=1", "--no-alone"]
+    code, out, _ = command("run", scenario(), "--out", "plain", *few, "--no-report")
+    assert code == 0 and "`unalike report plain` does" in out and "report.html" not in out
+    assert not (tmp_path / "plain" / "report.html").exists()
+    assert command("report", "plain")[0] == 0
+    assert (tmp_path / "plain" / "report.html").exists()
+
+
 def test_a_run_shows_a_table_and_the_path_of_the_report(command, scenario, tmp_path):
     code, out, err = command(
         "run",
@@ -836,6 +845,7 @@ def test_a_run_shows_a_table_and_the_path_of_the_report(command, scenario, tmp_p
     assert code == 0 and "Traceback" not in err
     for word in ("ada", "ben", "cleo", "cnn", "shown/report.html"):
         assert word in out
+    assert (tmp_path / "shown" / "report.html").exists()
     config = yaml.safe_load((tmp_path / "shown" / "config.yaml").read_text())
     assert config["training"]["rounds"] == 1 and config["alone"] is False
     assert json.loads((tmp_path / "shown" / "results.json").read_text())["delta"] is None

@@ -127,6 +127,10 @@ def run(
         typer.Option(help="Also write to tensorboard, mlflow, wandb or trackio. Repeatable."),
     ] = None,
     watch: Watch = False,
+    report: Annotated[
+        bool,
+        typer.Option("--report/--no-report", help="Draw report.html; `unalike report` does later."),
+    ] = True,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -156,10 +160,20 @@ def run(
         track=track or None,
     )
     with progress(quiet=as_json) as show, live_page(show, watch) as show_all:
-        results, _ = run_scenario(
-            loaded, method, out=out, data_dir=data_dir, source=scenario, watch=show_all
+        results, path = run_scenario(
+            loaded,
+            method,
+            out=out,
+            data_dir=data_dir,
+            source=scenario,
+            watch=show_all,
+            report=report,
         )
-    print_results(results, as_json)
+    if report or as_json:
+        print_results(results, as_json)
+    else:
+        print_results({**results, "folder": None}, as_json)
+        typer.echo(f"No report was drawn: `unalike report {path}` does.")
 
 
 @app.command()

@@ -259,6 +259,7 @@ def run_scenario(
     data_dir: str | None = None,
     source: str | None = None,
     watch: Watch = ignore,
+    report: bool = True,
 ) -> tuple[Result, Path]:
     """Run a scenario in a new folder.
 
@@ -269,6 +270,7 @@ def run_scenario(
         data_dir: where data files are.
         source: where the scenario was read, for error messages.
         watch: called as `watch(event, **facts)` while the run goes on.
+        report: draw report.html at the end; `unalike report` draws it later.
     Returns: the results, and the run's folder.
     """
     config = scenario.model_dump(mode="json")
@@ -279,7 +281,7 @@ def run_scenario(
     execution = prepare(scenario, algorithm, None, data_dir, source or scenario.name, watch)
     path = run_path(out, scenario.name, scenario.algorithm.name, scenario.seed)
     folder = create_folder(execution, path, config)
-    return execute(execution), folder.path
+    return execute(execution, report=report), folder.path
 
 
 def with_absolute_paths(engine: dict[str, Any]) -> dict[str, Any]:
@@ -459,8 +461,8 @@ def engine_options(source: str, engine: Named, workers: int) -> dict[str, Any]:
     return options
 
 
-def execute(execution: Run, progress: bool = False) -> Result:
-    """Run to the end, write the report and return the results.
+def execute(execution: Run, progress: bool = False, report: bool = True) -> Result:
+    """Run to the end, write the report if asked, and return the results.
 
     An exception is recorded in the run's events with its traceback, then raised.
     """
@@ -479,8 +481,9 @@ def execute(execution: Run, progress: bool = False) -> Result:
             with suppress(OSError):  # a full disk may be the very error
                 execution.folder.record("failed", error=message, traceback=format_traceback(error))
             raise
-        execution.watch("stage", text="the report")
-        write(path)
+        if report:
+            execution.watch("stage", text="the report")
+            write(path)
     return Result(results)
 
 
