@@ -2,21 +2,26 @@
 
     python -m benchmarks.cut_data FROM TO voc2012_cls_96_jpeg=3300 cifar10=3000 efficientnet-lite0
 
-Weights of EfficientNet-lite are written in half precision, without their classifier. Rows are drawn at random in the proportions of parts (training, test), classes and domains, and are
+Weights of EfficientNet-lite are written in half precision, without their classifier, and those of
+all-minilm-l6-v2 as a folder, in half precision too. Rows are drawn at random in the proportions of parts (training, test), classes and domains, and are
 the same ones whenever they are drawn. Numbers measured on such files are said to be of cut data.
 """
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from unalike.base.randomness import stream
 from unalike.models.efficientnet import find_weights
+from unalike.models.minilm import FOLDER as MINILM
+from unalike.models.minilm import find_weights as find_minilm
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -80,12 +85,26 @@ def cut_weights(name: str, target: Path) -> None:
     torch.save(halves, target)
 
 
+def cut_minilm(target: Path) -> None:
+    """Write a folder with MiniLM's weights in half precision, its configuration and tokenizer."""
+    folder = find_minilm("published")
+    target.mkdir(parents=True, exist_ok=True)
+    state = load_file(folder / "model.safetensors")
+    halves = {k: t.half() if t.is_floating_point() else t for k, t in state.items()}
+    save_file(halves, target / "model.safetensors")
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(folder / name, target / name)
+
+
 if __name__ == "__main__":
     folder, out, *wanted = sys.argv[1:]
     for text in wanted:
         name, _, rows = text.partition("=")
         target = Path(out) / f"{name}.{'npz' if rows else 'pth'}"
-        if rows:
+        if name == MINILM:
+            target = target.with_suffix("") / "model.safetensors"
+            cut_minilm(target.parent)
+        elif rows:
             cut_file(Path(folder) / target.name, target, int(rows))
         else:
             cut_weights(name, target)

@@ -582,6 +582,8 @@ ROWS: dict[str, list[str]] = {
     # Of 32^9 combinations, 64 are sampled for each row and batch.
     "muscle, M=9": [FREE, "algorithm.peers=9"],
     "as printed": [FREE, PRINTED],
+    # The safeguard cannot judge clients that distil.
+    "distilled": [FREE, "algorithm.distill_public=all"],
 }
 
 
@@ -619,8 +621,15 @@ def bench_muscle_noniid(study: Study) -> dict:
         )
     for count, setting in first_clients.items():
         rows[f"as printed, N={count}"] = (name, [setting, PRINTED])
+    for count, setting in first_clients.items():
+        rows[f"distilled, N={count}"] = (name, [setting, "algorithm.distill_public=all"])
     lines = {}
-    for variant in ("heads shared", "multi-label heads shared, safeguard", "as printed"):
+    for variant in (
+        "heads shared",
+        "multi-label heads shared, safeguard",
+        "as printed",
+        "distilled",
+    ):
         lines[variant] = {count: f"{variant}, N={count}" for count in counts}
     return curves(table(study, rows), "clients", lines)
 
