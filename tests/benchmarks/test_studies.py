@@ -415,7 +415,7 @@ def test_studies_of_fedmuscle_are_drawn(asked, tmp_path):
         for scenario, settings, _ in asked
         if scenario == "muscle-noniid"
     ]
-    assert [len(each) for each in clients] == [12, 8, 4] * 3 and {
+    assert [len(each) for each in clients] == [12, 8, 4] * 4 and {
         group.data.name if group.data else "" for group in clients[2]
     } == {"caltech101", "cifar10", "pacs", ""}
 
