@@ -15,7 +15,7 @@ from unalike.core.stacking import Stacks
 from unalike.methods.averaging import AveragingProgram
 from unalike.models.encoders import MLP
 from unalike.training.loop import Training, build_optimizer
-from unalike.training.stacked_epochs import Member, StackedEpochs, _Rows
+from unalike.training.stacked_epochs import Member, StackedEpochs, StackRows
 from unalike.training.stacked_optimizer import StackedOptimizer, optimizer_kind
 
 DOUBLE = torch.float64
@@ -100,13 +100,13 @@ def compare(toys, tmp_path, monkeypatch, caplog):
     """Runs clients as a stack and one by one; returns how far they end apart, and the stacks."""
     caplog.set_level(logging.INFO, logger="unalike.core.stacking")
     sizes = Counter()
-    train = StackedEpochs.train
+    take_steps = StackedEpochs.take_steps
 
-    def count(self, members):
-        sizes[len(members)] += 1
-        return train(self, members)
+    def count(self, rows):
+        sizes[len(rows.counts)] += 1
+        return take_steps(self, rows)
 
-    monkeypatch.setattr(StackedEpochs, "train", count)
+    monkeypatch.setattr(StackedEpochs, "take_steps", count)
 
     def run(algorithm, clients, **changed):
         results = {}
@@ -187,7 +187,7 @@ def test_steps_are_taken_at_once_while_members_and_sizes_stay(longest, lengths):
         )
         for own, rows in zip(batches, (22, 14), strict=True)
     ]
-    rows = _Rows(members, -1)
+    rows = StackRows(members, -1)
     spans = list(rows.spans(longest))
     assert [stop - start for start, stop in spans] == lengths
     at_once = [rows.batches(start, stop, 2) for start, stop in spans]

@@ -117,6 +117,29 @@ class StackedOptimizer:
                     state[f"step.{name}"] = torch.stack(on_device)
         return state
 
+    def fresh_state(
+        self, tensors: Mapping[str, Tensor], optimizer: Optimizer, count: int
+    ) -> dict[str, Tensor]:
+        """What `read_state` gives for so many models whose optimizers took no step yet.
+
+        Args:
+            tensors: parameters of one of the models.
+            optimizer: one of them; it must have no state.
+        """
+        state: dict[str, Tensor] = {}
+        for number, group in enumerate(self.groups):
+            device = tensors[group["names"][0]].device if group["names"] else None
+            rate = optimizer.param_groups[number]["lr"]
+            state[f"lr.{number}"] = torch.full((count,), rate, dtype=torch.float64, device=device)
+            for name in group["names"]:
+                first = tensors[name].detach()
+                for moment in self.moments:
+                    state[f"{moment}.{name}"] = first.new_zeros(count, *first.shape)
+                if self.type is not SGD:
+                    zeros = torch.zeros(count, dtype=torch.float64, device=device)
+                    state[f"step.{name}"] = zeros
+        return state
+
     def write_state(
         self,
         state: dict[str, Tensor],
