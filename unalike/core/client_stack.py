@@ -49,14 +49,19 @@ class ClientStack:
         self.programs = programs
         self.stacks = stacks
         self.sent: Parameters = {}
+        self.start: Parameters = {}  # the same, in the form of the model's own
         self.trained: Parameters = {}
+        self.rows: dict[str, tuple[Tensor, ...]] = {}  # of each block of `trained`
 
     def load(self, parameters: Parameters) -> None:
         """Begin with these parameters and buffers; all others are each client's own."""
         own = tensors_of(self.programs[0].model)
-        for name in parameters.keys() & own.keys():
-            if parameters[name].shape != own[name].shape:
+        for name, tensor in own.items():
+            if name not in parameters:
+                continue
+            if parameters[name].shape != tensor.shape:
                 raise NotTogether(f"{name} has another shape than was sent")
+            self.start[name] = _like(parameters[name], tensor)
         self.sent = parameters
 
     def learn(self) -> list[float]:
@@ -80,7 +85,7 @@ class ClientStack:
             own = self._own_tensors(group)
             assert work.context is not None
             losses = kind.trainer.train_from(
-                self.sent, own, work.context.tensors, work.optimizer, rows
+                self.start, own, work.context.tensors, work.optimizer, rows
             )
             self._take(kind.trainer.stacked, group)
             read.append((group, losses, rows.sizes))
@@ -98,7 +103,7 @@ class ClientStack:
     def _own_tensors(self, group: list[int]) -> list[Parameters]:
         """Parameters and buffers of some models; those of the first one where all were sent."""
         first = tensors_of(self.programs[0].model)
-        if first.keys() <= self.sent.keys():
+        if first.keys() <= self.start.keys():
             return [first] * len(group)
         return [tensors_of(self.programs[i].model) for i in group]
 
@@ -141,6 +146,8 @@ class ClientStack:
     def _take(self, stacked: dict[str, Tensor], group: list[int]) -> None:
         """Copy what was trained, before the next group is."""
         whole = group == list(range(len(self.programs)))
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
         for full_name, values in stacked.items():
             kind, _, name = full_name.partition(".")
             if kind != "model":
@@ -148,13 +155,12 @@ class ClientStack:
             if whole:
                 self.trained[name] = values.clone()
                 continue
-            block = self.trained.get(name)
-            if block is None:
-                block = self.trained[name] = _new_block(values[0], len(self.programs))
-            if len(group) == 1:
-                block[group[0]].copy_(values[0])
-            else:
-                block[torch.tensor(group, device=block.device)] = values
+            if name not in self.rows:
+                block = _new_block(values[0], len(self.programs))
+                self.trained[name], self.rows[name] = block, block.unbind()
+            targets += [self.rows[name][i] for i in group]
+            sources += values.unbind()
+        copy_all(targets, sources)
 
     def state(self, names: Iterable[str]) -> Parameters:
         """Parameters and buffers (clients, ...) of these names, as they are now."""
@@ -162,9 +168,8 @@ class ClientStack:
         for name in names:
             if name in self.trained:
                 blocks[name] = self.trained[name]
-            elif name in self.sent:
-                own = tensors_of(self.programs[0].model)[name]
-                value = self.sent[name].to(own)
+            elif name in self.start:
+                value = self.start[name]
                 blocks[name] = value.expand(len(self.programs), *value.shape).clone()
             else:
                 own_values = [tensors_of(program.model)[name] for program in self.programs]
@@ -175,7 +180,7 @@ class ClientStack:
         """Give each client's model what it has now of these names."""
         targets: list[Tensor] = []
         values: list[Tensor] = []
-        names = [name for name in names if name in self.trained or name in self.sent]
+        names = [name for name in names if name in self.trained or name in self.start]
         if not names:
             return
         own = [tensors_of(program.model) for program in self.programs]
@@ -184,8 +189,15 @@ class ClientStack:
             if name in self.trained:
                 values += self.trained[name].unbind()
             else:
-                values += [self.sent[name]] * len(own)
+                values += [self.start[name]] * len(own)
         copy_all(targets, values)
+
+
+@torch.no_grad()
+def _like(value: Tensor, own: Tensor) -> Tensor:
+    """A tensor with the dtype, device and order of axes in memory of another of its shape."""
+    value = value.detach().to(own)
+    return value if value.stride() == own.stride() else torch.empty_like(own).copy_(value)
 
 
 def _whole_rows(program: "ClientProgram") -> tuple[Any, Tensor]:

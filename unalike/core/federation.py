@@ -542,7 +542,10 @@ class Federation:
         problem = self._reply_problem(sent, body, sizes, arrival.stack)
         if problem is not None:
             return failure(problem)
-        if arrival.stack is not None and arrival.stack[0].magnitudes[arrival.stack[1]] <= MAX_MAGNITUDE:
+        if (
+            arrival.stack is not None
+            and arrival.stack[0].magnitudes[arrival.stack[1]] <= MAX_MAGNITUDE
+        ):
             return body
         path = find_nonfinite(body, MAX_MAGNITUDE)
         if path is not None:

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from unalike.base.copying import copy_all
+from unalike.base.copying import copy_all, upload
 from unalike.training.batching import batch_lengths
 from unalike.training.cuda_graphs import GraphedFunction
 from unalike.training.loop import Diverged
@@ -124,7 +124,7 @@ class StackedEpochs:
         What comes of it is in `stacked`, until the next training.
 
         Args:
-            start: parameters and buffers that all begin with, by full name.
+            start: parameters and buffers that all begin with, by full name, like those of `own`.
             own: parameters and buffers of each model, of which those in `start` are not read.
             context: tensors that the loss of all of them depends on besides.
             optimizer: one that took no step yet, like that of each model.
@@ -162,7 +162,7 @@ class StackedEpochs:
         """Take the same parameters for all models, and a fresh optimizer; see `train_from`."""
         count = len(own)
         changing = {*self.trained, *changing_buffers(self.module.model)}
-        begun = {name: start[name].detach().to(t) for name, t in own[0].items() if name in start}
+        begun = {name: start[name].detach() for name in own[0] if name in start}
         others = [{n: t for n, t in tensors.items() if n not in begun} for tensors in own]
         different, shared = compare_models(others, changing, self.compared)
         stacks = {name: _stack(values) for name, values in different.items()}
@@ -251,16 +251,18 @@ class StackedEpochs:
     def _forward_backward(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Losses (models,) and gradients of as many models as there are batches."""
         models = len(y)
-        stacked = {name: tensor[:models] for name, tensor in self.stacked.items()}
+        alone = models == 1  # without vmap and a first axis, which would only cost time
+        stacked = {name: t[0] if alone else t[:models] for name, t in self.stacked.items()}
         leaves = [stacked[f"model.{name}"].detach().requires_grad_() for name in self.trained]
         stacked |= {f"model.{name}": leaf for name, leaf in zip(self.trained, leaves, strict=True)}
-        if models == 1:  # without vmap, which would only cost time
-            own, own_x, own_y = tree_map(lambda rows: rows[0], (stacked, x, y))
-            losses = self._loss_of_one(own, own_x, own_y)[None]
+        if alone:
+            losses = self._loss_of_one(stacked, *tree_map(lambda rows: rows[0], (x, y)))[None]
         else:
             with PointwiseConvolutions() if y.is_cuda else nullcontext():
                 losses = torch.func.vmap(self._loss_of_one)(stacked, x, y)
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        if alone:
+            gradients = tuple(None if own is None else own[None] for own in gradients)
         return losses.detach(), dict(zip(self.trained, gradients, strict=True))
 
     def _loss_of_one(self, own: dict[str, Tensor], x: Any, y: Tensor) -> Tensor:
@@ -360,9 +362,9 @@ class StackRows:
         self.data = x, stack(*ys)
         largest = index.shape[2]
         device = self.data[1].device
-        self.index = index.to(device)
+        self.index = upload(index, device)
         self.numbers = torch.arange(len(parts), device=device)[:, None, None]
-        self.padded = torch.arange(largest, device=device) >= self.sizes.to(device)[:, :, None]
+        self.padded = torch.arange(largest, device=device) >= upload(self.sizes, device)[:, :, None]
 
     def spans(self, longest: int) -> Iterator[tuple[int, int]]:
         """First and last (exclusive) step of steps that may be taken at once: up to `longest`, by
@@ -520,9 +522,7 @@ def _stack(values: list[Tensor]) -> Tensor:
     return values[0].clone()[None] if len(values) == 1 else torch.stack(values)
 
 
-def _overwrite(
-    current: dict[str, Tensor], new: dict[str, Tensor], copied: bool = False
-) -> bool:
+def _overwrite(current: dict[str, Tensor], new: dict[str, Tensor], copied: bool = False) -> bool:
     """The same with values that are stacks already, or the same in all models.
 
     Args:

@@ -179,11 +179,13 @@ class StackedOptimizer:
         """
         for number, group in enumerate(self.groups):
             lr = state[f"lr.{number}"]
-            for name in group["names"]:
+            names = [name for name in group["names"] if gradients[name] is not None]
+            self.updated.update(names)
+            if self.type is SGD and not (self.moments or group["weight_decay"]) and active is None:
+                _plain_sgd([parameters[n] for n in names], [gradients[n] for n in names], lr)
+                continue
+            for name in names:
                 gradient = gradients[name]
-                if gradient is None:
-                    continue
-                self.updated.add(name)
                 p = parameters[name]
                 own = {moment: state[f"{moment}.{name}"] for moment in self.moments}
                 if self.type is SGD:
@@ -193,6 +195,19 @@ class StackedOptimizer:
                     decoupled = self.type is AdamW
                     new = _adam(p, gradient, own, lr, group, active, decoupled)
                 _assign(p, new, active)
+
+
+def _plain_sgd(parameters: list[Tensor], gradients: list[Any], lr: Tensor) -> None:
+    """A step of SGD without momentum and weight decay, of all parameters, in place."""
+    if not parameters:
+        return
+    if len(lr) == 1:  # few kernels for a large model of many tensors
+        rate = lr[0].to(parameters[0].dtype)
+        torch._foreach_sub_(parameters, torch._foreach_mul(gradients, rate))
+        return
+    rates = {p.dtype: lr.to(p.dtype) for p in parameters}
+    for p, gradient in zip(parameters, gradients, strict=True):
+        p.addcmul_(gradient, _like(rates[p.dtype], p), value=-1)
 
 
 def _sgd(
