@@ -10,7 +10,7 @@ from unalike import FederationConfig
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fedprox import FedProx
 from unalike.base.blocks import find_block, split_block
-from unalike.core.client_stack import NotTogether, StackedReplies
+from unalike.core.client_stack import NotTogether, StackedReplies, _like, _new_block
 from unalike.core.operations import find_stacked_form
 from unalike.core.program import ClientProgram
 from unalike.engines.host import Host
@@ -207,6 +207,28 @@ def test_replies_are_rows_of_blocks_with_their_largest_numbers():
     assert not StackedReplies(columns, 2).magnitudes[0] <= 1e15
     with pytest.raises(NotTogether):
         StackedReplies({"loss": [1.0, None]}, 2)
+
+
+def test_blocks_keep_the_order_of_axes_of_their_tensors():
+    image = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    block = _new_block(image, 5)
+    assert block.shape == (5, 2, 3, 4, 4)
+    assert all(row.is_contiguous(memory_format=torch.channels_last) for row in block)
+    assert block.untyped_storage().nbytes() == 5 * image.numel() * 4
+    sent = image.contiguous()
+    own = _like(sent, image)
+    assert torch.equal(own, sent) and own.stride() == image.stride()
+
+
+def test_low_precision_trains_one_model_at_a_time(compare, toys):
+    apart, at_once = compare(
+        FedAvg(),
+        lambda: [toys.client(id, rows=20, dtype=torch.float32) for id in "abcd"],
+        precision="bfloat16",
+        optimizer="sgd",
+    )
+    assert apart <= 0.02
+    assert at_once == [1] * 8
 
 
 def test_the_mean_of_rows_of_a_block_is_that_of_tensors():

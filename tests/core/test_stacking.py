@@ -316,3 +316,17 @@ def test_programs_that_differ_in_a_number_are_of_another_kind(toys):
     assert kinds()[0] != kinds()[1]
     programs[1].scale = 1.0
     assert kinds()[0] == kinds()[1]
+
+
+def test_a_loss_that_changes_with_the_round_is_checked_in_each(compare, toys):
+    """From the second round on it depends on how many rows a batch has, padded ones too."""
+
+    class Later(FedAvg):
+        class Program(AveragingProgram):
+            def loss(self, x, y):
+                own = super().loss(x, y)
+                return own if self.round == 1 else own + self.model(x).square().sum()
+
+    rows = {"a": 20, "b": 23, "d": 20, "e": 23}
+    apart, _, _ = compare(Later(), lambda: [toys.client(id, rows=n) for id, n in rows.items()])
+    assert apart <= 1e-9

@@ -8,7 +8,7 @@ class Program(ClientProgram):
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar, get_args, get_type_hints, is_typeddict
 
 from torch import Tensor
@@ -76,7 +76,6 @@ def stacked(form: str, *parts: str) -> Callable[[Method], Method]:
     return lambda method: _mark(method, stacked=(form, parts))
 
 
-@lru_cache(1024)
 def find_stacked_form(program: type, name: str) -> Callable[..., dict[str, Any]] | None:
     """The form of an operation for several clients at once, if it holds for this class."""
     form, parts = getattr(getattr(program, name, None), "stacked", ("", ()))

@@ -198,6 +198,25 @@ def find_program_kind(
     return kind_of(own)
 
 
+def reads_round(work: LocalEpochs, member: Member) -> bool:
+    """Whether a loss looks at the number of the round, in its first step."""
+    program: Any = work.program
+    own_class = type(program)
+    reads: list[int] = []
+
+    def read(self: Any) -> int:
+        reads.append(1)
+        return vars(self)["round"]
+
+    # A property stands before an attribute of the same name.
+    program.__class__ = type(own_class.__name__, (own_class,), {"round": property(read)})
+    try:
+        work.first_step(member)
+    finally:
+        program.__class__ = own_class
+    return bool(reads)
+
+
 class Evaluation(Work):
     """The metrics of a model on the samples of one client."""
 
@@ -238,12 +257,16 @@ class Kind:
         usable: whether stacks give what clients give one by one; None: not tried.
         paddable: whether that holds for batches of unequal size; None: not tried.
         flops: floating-point operations of a step of one client; None: not counted.
+        follows_round: whether the loss looks at the round: then each is checked by itself.
+        round: that was checked last.
     """
 
     trainer: StackedEpochs
     usable: bool | None = None
     paddable: bool | None = None
     flops: float | None = None
+    follows_round: bool = False
+    round: int | None = None
 
 
 class Stacks:
@@ -302,6 +325,9 @@ class Stacks:
         while len(self.kinds) > MAX_KINDS:
             self.kinds.popitem(last=False)
         kind = self.kinds[key]
+        if kind.follows_round and kind.round != program.round:
+            kind.usable = kind.paddable = None
+        kind.round = program.round
         kind.trainer.use(program.model, context.loss)
         return kind
 
@@ -358,6 +384,7 @@ class Stacks:
         versions = [tensor._version for tensor in tensors]
         copies = [tensor.detach().clone() for tensor in tensors]
         try:
+            kind.follows_round = reads_round(works[0], members[0])
             alone = [work.first_step(member) for work, member in zip(works, members, strict=True)]
         except Exception:  # the culprit will be found one by one
             return None

@@ -238,14 +238,17 @@ class Host:
     def _find_stacks(self, messages: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
         """Clients of one class, device and architecture that are asked the same."""
         groups: dict[Hashable, list[str]] = {}
+        has_form: dict[Hashable, bool] = {}  # by class and operation
         for client, message in messages.items():
             try:
                 runtime = self.wake(client)
             except Exception:  # a client that cannot be built will fail by name
                 continue
             name = message["operation"]
-            form = find_stacked_form(type(runtime.program), name)
-            if form is not None and not self._seen(client, message["number"]):
+            program: Any = type(runtime.program)
+            if (program, name) not in has_form:
+                has_form[program, name] = find_stacked_form(program, name) is not None
+            if has_form[program, name] and not self._seen(client, message["number"]):
                 body = id(message["body"])
                 key = (name, message["round"], message["turn"], body, runtime.batching_key)
                 groups.setdefault(key, []).append(client)

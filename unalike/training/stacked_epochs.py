@@ -168,7 +168,9 @@ class StackedEpochs:
         stacks = {name: _stack(values) for name, values in different.items()}
         for name, value in begun.items():
             if name in changing:
-                stacks[f"model.{name}"] = value.expand(count, *value.shape)
+                # A single one keeps the strides that a captured step knows.
+                rows = value[None] if count == 1 else value.expand(count, *value.shape)
+                stacks[f"model.{name}"] = rows
             else:
                 shared[f"model.{name}"] = value
         shared |= {f"context.{i}": tensor.detach() for i, tensor in enumerate(context)}

@@ -179,13 +179,12 @@ class StackedOptimizer:
         """
         for number, group in enumerate(self.groups):
             lr = state[f"lr.{number}"]
-            names = [name for name in group["names"] if gradients[name] is not None]
-            self.updated.update(names)
+            present = {n: g for n in group["names"] if (g := gradients[n]) is not None}
+            self.updated.update(present)
             if self.type is SGD and not (self.moments or group["weight_decay"]) and active is None:
-                _plain_sgd([parameters[n] for n in names], [gradients[n] for n in names], lr)
+                _plain_sgd([parameters[name] for name in present], list(present.values()), lr)
                 continue
-            for name in names:
-                gradient = gradients[name]
+            for name, gradient in present.items():
                 p = parameters[name]
                 own = {moment: state[f"{moment}.{name}"] for moment in self.moments}
                 if self.type is SGD:
@@ -197,7 +196,7 @@ class StackedOptimizer:
                 _assign(p, new, active)
 
 
-def _plain_sgd(parameters: list[Tensor], gradients: list[Any], lr: Tensor) -> None:
+def _plain_sgd(parameters: list[Tensor], gradients: list[Tensor], lr: Tensor) -> None:
     """A step of SGD without momentum and weight decay, of all parameters, in place."""
     if not parameters:
         return
