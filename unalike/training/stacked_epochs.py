@@ -22,6 +22,7 @@ from unalike.training.batching import batch_lengths
 from unalike.training.cuda_graphs import GraphedFunction
 from unalike.training.loop import Diverged
 from unalike.training.stacked_convolution import PointwiseConvolutions
+from unalike.training.stacked_losses import CrossEntropies
 from unalike.training.stacked_optimizer import StackedOptimizer
 
 # loss(context, x, y) of one model, whose parameters are those of the model at the call
@@ -260,7 +261,7 @@ class StackedEpochs:
         if alone:
             losses = self._loss_of_one(stacked, *tree_map(lambda rows: rows[0], (x, y)))[None]
         else:
-            with PointwiseConvolutions() if y.is_cuda else nullcontext():
+            with PointwiseConvolutions() if y.is_cuda else nullcontext(), CrossEntropies():
                 losses = torch.func.vmap(self._loss_of_one)(stacked, x, y)
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         if alone:
