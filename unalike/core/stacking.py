@@ -480,10 +480,9 @@ def evaluate_stack(works: Sequence[Evaluation]) -> list[dict[str, float]]:
     Raises:
         ValueError: the stack does not give what the first model gives alone.
     """
-    model = works[0].model
-    was_training = [work.model.training for work in works]
-    for work in works:
-        work.model.eval()
+    model = works[0].model  # runs for all
+    was_training = model.training
+    model.eval()
     try:
         stacked, shared = stack_models([tensors_of(work.model) for work in works])
         meters = [Metering(work.client) for work in works]
@@ -503,8 +502,7 @@ def evaluate_stack(works: Sequence[Evaluation]) -> list[dict[str, float]]:
                         meter.add(output[i, : len(own)], work.data.rows(own)[1])
         return [meter.result() for meter in meters]
     finally:
-        for work, training in zip(works, was_training, strict=True):
-            work.model.train(training)
+        model.train(was_training)
 
 
 def _padded_batches(works: Sequence[Evaluation]) -> Iterator[Tensor]:

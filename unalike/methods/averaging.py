@@ -211,11 +211,11 @@ class AveragingProgram(FinetuneProgram):
         Returns: metrics, or what the server needs to compute them; empty without test samples.
         """
         own = {name: tensor.clone() for name, tensor in self.shared().items()}
-        self.model.load_state_dict(parameters, strict=False)
+        load_tensors(self.model, parameters)
         try:
             return self.client.task.evaluation_reply(self, common)
         finally:
-            self.model.load_state_dict(own, strict=False)
+            load_tensors(self.model, own)
 
     @query
     def threshold_counts(
@@ -225,11 +225,11 @@ class AveragingProgram(FinetuneProgram):
         if self.algorithm.thresholds != "training":
             raise ValueError("counts are sent only if thresholds are chosen by them")
         own = {name: tensor.clone() for name, tensor in self.shared().items()}
-        self.model.load_state_dict(parameters, strict=False)
+        load_tensors(self.model, parameters)
         try:
             return self._count_hits()
         finally:
-            self.model.load_state_dict(own, strict=False)
+            load_tensors(self.model, own)
 
     def _count_hits(self) -> Tensor:
         counts = []
