@@ -32,7 +32,8 @@ class CrossEntropies(TorchFunctionMode):
             options = DEFAULTS | dict(zip(DEFAULTS, args[2:], strict=False)) | kwargs
             plain = ("size_average", "reduce", "label_smoothing")
             if options["reduction"] == "sum" and not any(options[name] for name in plain):
-                return sum_entropies(*args[:2], options["weight"], options["ignore_index"])
+                output, y = args[:2]
+                return sum_entropies(output, y, options["weight"], options["ignore_index"])
         return function(*args, **kwargs)
 
 
