@@ -6,12 +6,14 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +23,14 @@ from benchmarks.study import Study, benchmark
 from unalike.algorithms.fedavg import FedAvg
 from unalike.base.randomness import stream
 from unalike.core.client import Client
+from unalike.core.client_stack import ClientStack, StackedReplies
+from unalike.core.federation import Federation
 from unalike.core.participation import FederationConfig
+from unalike.core.runtime import ClientRuntime
 from unalike.data import Tensors
+from unalike.engines.host import Host
+from unalike.engines.local import LocalEngine
+from unalike.methods import averaging
 from unalike.models import CNN, MLP
 from unalike.models.classics import ResNet18
 from unalike.runs import Run, RunPlan
@@ -31,6 +39,7 @@ from unalike.tasks import Classification
 from unalike.training.batching import batches
 from unalike.training.loop import Training, build_optimizer
 from unalike.training.precision import exact_arithmetic
+from unalike.training.stacked_epochs import StackedEpochs, StackRows
 
 CLASSES = 10
 WARM_UP = 2  # rounds before the clock starts
@@ -155,6 +164,9 @@ def bench_speed(study: Study) -> dict:
     Four workloads, rounds per second against clients a round with a picture of it, what a client
     costs in Python, the CPU time of a whole run with 200 small clients, and start and memory of a
     run with 100,000. Quick: two rounds of fewer, smaller clients.
+
+    Only when named by `--only`: "phases", where a round of each workload spends its time, and
+    "variants", rounds per second with cuDNN's search for the fastest convolution.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -174,11 +186,20 @@ def measure_speed(study: Study) -> dict:
     if importlib.util.find_spec("pfl") is not None:
         rivals["pfl"] = rounds_by_pfl
     rows: dict[str, dict[str, Any]] = {}
+    extra_words = [w for w in study.only if w in "phases" or w in "variants"]
     for name, workload in WORKLOADS.items():
-        if study.selects(name):
+        if not extra_words and study.selects(name):
             small = shrink(workload) if study.quick else workload
             rows[name] = compare(small, rivals, study.device)
     result: dict[str, Any] = {"rows": rows}
+    for extra, measure in (("phases", phases_of_a_round), ("variants", variants)):
+        if any(word in extra for word in study.only):
+            chosen = [w for w in study.only if w not in extra]
+            result[extra] = {}
+            for name, workload in WORKLOADS.items():
+                if not chosen or any(word in name for word in chosen):
+                    small = shrink(workload) if study.quick else workload
+                    result[extra][name] = measure(small, study.device)
     if study.selects("clients a round"):
         result["curves"] = curves(rivals, study)
     if study.selects("python of a client"):
@@ -373,6 +394,132 @@ def round_times(
         engine.close()
         shutil.rmtree(folder)
     return times
+
+
+# where the time of a round goes
+
+# Functions whose time is told apart, and what it is spent for. Those called within another one
+# count for themselves.
+PHASES = (
+    (Federation, "call", "calls, all else"),
+    (LocalEngine, "send", "messages: sizes, copies"),
+    (Host, "handle_all", "clients in lockstep or one by one"),
+    (Host, "handle_stacks", "stack: waking and finding its clients"),
+    (ClientRuntime, "perform_stack", "stack: checks of the request, all else"),
+    (ClientStack, "_find_kind", "stack: kinds of its clients"),
+    (ClientStack, "learn", "stack: data, orders of rows, all else"),
+    (StackRows, "of_orders", "stack: rows and batches"),
+    (StackedEpochs, "_load_from", "stack: loading"),
+    (StackedEpochs, "take_steps", "steps of training"),
+    (ClientStack, "_take", "stack: copying what was trained"),
+    (StackedReplies, "__init__", "replies: rows, norms"),
+    (Federation, "accept", "checks of replies"),
+    (averaging, "drop_outliers", "sizes of updates"),
+    (averaging, "mean_states", "mean"),
+)
+
+
+@contextmanager
+def timed_phases(device: str, wait: bool) -> Iterator[dict[str, list[float]]]:
+    """Seconds of each phase by itself, by its name: one number for each call.
+
+    Args:
+        wait: for the GPU, before and after each; else only what Python takes is measured.
+    """
+    seconds: dict[str, list[float]] = {}
+    inner = [0.0]  # seconds of phases within the current one
+
+    def timed(function: Callable, label: str) -> Callable:
+        def run(*args: Any, **named: Any) -> Any:
+            if wait:
+                synchronise(device)
+            inner.append(0.0)
+            start = time.perf_counter()
+            try:
+                return function(*args, **named)
+            finally:
+                if wait:
+                    synchronise(device)
+                whole = time.perf_counter() - start
+                seconds.setdefault(label, []).append(whole - inner.pop())
+                inner[-1] += whole
+
+        return run
+
+    with ExitStack() as patches:
+        for owner, name, label in PHASES:
+            found = vars(owner)[name]
+            function = getattr(found, "__func__", found)
+            new: Any = timed(function, label)
+            if isinstance(found, staticmethod | classmethod):
+                new = type(found)(new)
+            patches.enter_context(mock.patch.object(owner, name, new))
+        yield seconds
+
+
+def phases_of_a_round(workload: Workload, device: str) -> dict[str, Any]:
+    """Milliseconds of a round by phase, with and without waiting for the GPU, and its kernels."""
+    result: dict[str, Any] = {}
+    for wait in (False, True):
+        with timed_phases(device, wait) as seconds:
+            marks: list[dict[str, int]] = []
+
+            def clock(seconds: dict = seconds, marks: list = marks) -> float:
+                marks.append({label: len(calls) for label, calls in seconds.items()})
+                return time.perf_counter()
+
+            times = round_times(workload, device, "auto", clock)
+        first, last = marks[WARM_UP - 1], marks[-1]
+        own = {
+            label: sum(calls[first.get(label, 0) : last[label]]) for label, calls in seconds.items()
+        }
+        whole = times[-1] - times[WARM_UP - 1]
+        own["the server's method, all else"] = whole - sum(own.values())
+        ordered = sorted(own.items(), key=lambda item: -item[1])
+        result["waiting for the GPU" if wait else "as it is"] = {
+            "ms a round": round(1000 * whole / workload.rounds, 2),
+            **{label: round(1000 * value / workload.rounds, 2) for label, value in ordered},
+        }
+    if torch.device(device).type == "cuda":
+        result["kernels"] = kernels_of_a_round(workload, device)
+    return result
+
+
+def kernels_of_a_round(workload: Workload, device: str) -> dict[str, float]:
+    """Milliseconds of a round that the GPU computes, and of the kernels that take longest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    finished = 0
+    profiler = profile(activities=[ProfilerActivity.CUDA])
+
+    def clock() -> float:
+        nonlocal finished
+        finished += 1
+        if finished == WARM_UP:
+            profiler.start()
+        elif finished == workload.rounds + WARM_UP:
+            profiler.stop()
+        return time.perf_counter()
+
+    round_times(workload, device, "auto", clock)
+    found = {event.key: event.self_device_time_total for event in profiler.key_averages()}
+    slowest = sorted(found, key=lambda name: -found[name])[:12]
+    scale = 1000 * workload.rounds  # from microseconds in all
+    return {
+        "all": round(sum(found.values()) / scale, 2),
+        **{name[:120]: round(found[name] / scale, 2) for name in slowest},
+    }
+
+
+def variants(workload: Workload, device: str) -> dict[str, float]:
+    """Rounds per second with and without cuDNN's search for the fastest convolution."""
+    result: dict[str, float] = {}
+    for search in (False, True):
+        with torch.backends.cudnn.flags(benchmark=search):
+            for name, stack in (("as a stack", "auto"), ("one by one", "never")):
+                label = f"{name}, cuDNN searches" if search else name
+                result[label] = round(rounds_by_unalike(workload, device, stack), 3)
+    return result
 
 
 def rounds_by_pfl(workload: Workload, device: str) -> float:

@@ -3,6 +3,7 @@
 import dataclasses
 
 from unalike.algorithms import ALGORITHMS
+from unalike.core.operations import find_stacked_form
 
 ALL = ("test_fits_the_toy", "test_learns", "test_same_seed_same_bytes_another_seed_others")
 
@@ -22,6 +23,13 @@ PROGRAMS = sorted(
 )
 
 
+# Methods whose clients may be one object from the message to the reply.
+AS_ONE = [name for name in PROGRAMS if find_stacked_form(ALGORITHMS[name].Program, "update")]
+
+
 def pytest_generate_tests(metafunc):
-    if "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", ALGORITHMS if metafunc.function.__name__ in ALL else PROGRAMS)
+    if "name" not in metafunc.fixturenames:
+        return
+    test = metafunc.function.__name__
+    names = ALGORITHMS if test in ALL else AS_ONE if "as_one_object" in test else PROGRAMS
+    metafunc.parametrize("name", names)

@@ -446,3 +446,35 @@ def test_a_stack_of_clients_ends_like_clients_one_by_one(name, toys, tmp_path, m
     ledgers = [(tmp_path / mode / "ledger.csv").read_bytes() for mode in ("never", "always")]
     assert ledgers[0] == ledgers[1]
     assert bool(stacked) == (name not in ONE_BY_ONE)
+
+
+# Methods whose clients are no one object, because a program holds tensors of its own.
+OWN_TENSORS = {"depthfl", "fedrod", "scalefl"}
+
+
+def test_clients_as_one_object_end_like_clients_one_by_one(name, toys, tmp_path, monkeypatch):
+    """With unequal numbers of rows; half of the clients take part in a round."""
+    at_once = Counter()
+    train_from = StackedEpochs.train_from
+
+    def count(self, start, own, *args):
+        at_once["members"] += len(own)
+        return train_from(self, start, own, *args)
+
+    monkeypatch.setattr(StackedEpochs, "train_from", count)
+    for mode in ("never", "always"):
+        results = toys.execute(
+            tmp_path / mode,
+            toys.method(name),
+            [toys.client(id, rows=20 + 3 * (i % 2)) for i, id in enumerate("abdefg")],
+            rounds=3,
+            epochs=2,
+            optimizer="adam",
+            federation=FederationConfig(participation=0.5),
+            options={"stack": mode},
+        )
+        assert not results["failures"]
+    assert toys.apart(toys.states(tmp_path / "never"), toys.states(tmp_path / "always")) <= 1e-9
+    ledgers = [(tmp_path / mode / "ledger.csv").read_bytes() for mode in ("never", "always")]
+    assert ledgers[0] == ledgers[1]
+    assert bool(at_once) == (name not in {*ONE_BY_ONE, *OWN_TENSORS})

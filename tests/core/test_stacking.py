@@ -15,7 +15,7 @@ from unalike.core.stacking import Stacks
 from unalike.methods.averaging import AveragingProgram
 from unalike.models.encoders import MLP
 from unalike.training.loop import Training, build_optimizer
-from unalike.training.stacked_epochs import Member, StackedEpochs, _Rows
+from unalike.training.stacked_epochs import Member, StackedEpochs, StackRows
 from unalike.training.stacked_optimizer import StackedOptimizer, optimizer_kind
 
 DOUBLE = torch.float64
@@ -100,13 +100,13 @@ def compare(toys, tmp_path, monkeypatch, caplog):
     """Runs clients as a stack and one by one; returns how far they end apart, and the stacks."""
     caplog.set_level(logging.INFO, logger="unalike.core.stacking")
     sizes = Counter()
-    train = StackedEpochs.train
+    take_steps = StackedEpochs.take_steps
 
-    def count(self, members):
-        sizes[len(members)] += 1
-        return train(self, members)
+    def count(self, rows):
+        sizes[len(rows.counts)] += 1
+        return take_steps(self, rows)
 
-    monkeypatch.setattr(StackedEpochs, "train", count)
+    monkeypatch.setattr(StackedEpochs, "take_steps", count)
 
     def run(algorithm, clients, **changed):
         results = {}
@@ -187,7 +187,7 @@ def test_steps_are_taken_at_once_while_members_and_sizes_stay(longest, lengths):
         )
         for own, rows in zip(batches, (22, 14), strict=True)
     ]
-    rows = _Rows(members, -1)
+    rows = StackRows(members, -1)
     spans = list(rows.spans(longest))
     assert [stop - start for start, stop in spans] == lengths
     at_once = [rows.batches(start, stop, 2) for start, stop in spans]
@@ -316,3 +316,17 @@ def test_programs_that_differ_in_a_number_are_of_another_kind(toys):
     assert kinds()[0] != kinds()[1]
     programs[1].scale = 1.0
     assert kinds()[0] == kinds()[1]
+
+
+def test_a_loss_that_changes_with_the_round_is_checked_in_each(compare, toys):
+    """From the second round on it depends on how many rows a batch has, padded ones too."""
+
+    class Later(FedAvg):
+        class Program(AveragingProgram):
+            def loss(self, x, y):
+                own = super().loss(x, y)
+                return own if self.round == 1 else own + self.model(x).square().sum()
+
+    rows = {"a": 20, "b": 23, "d": 20, "e": 23}
+    apart, _, _ = compare(Later(), lambda: [toys.client(id, rows=n) for id, n in rows.items()])
+    assert apart <= 1e-9

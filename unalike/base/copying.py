@@ -29,3 +29,10 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
         own_sources.append(source)
     for own_targets, own_sources in groups.values():
         torch._foreach_copy_(own_targets, own_sources)
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device, without waiting for what a GPU computes."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

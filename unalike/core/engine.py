@@ -21,6 +21,7 @@ from unalike.base.message import MAX_BYTES, Value
 from unalike.core.client import Client, ClientInfo
 
 if TYPE_CHECKING:
+    from unalike.core.client_stack import StackedReplies
     from unalike.core.runtime import ClientRuntime
 
 Watch = Callable[..., None]  # watch(event, **facts): follows a run
@@ -50,12 +51,14 @@ class Arrival:
         at: when it arrived, in seconds of the engine's clock.
         size: bytes of the encoded reply, also where it was never encoded.
         reply: `{"number", "body"}`, or `{"number", "failure"}` where the client failed.
+        stack: where clients of this process replied as one: all these replies, and its number.
     """
 
     client: str
     at: float
     size: int
     reply: dict[str, Any]
+    stack: "tuple[StackedReplies, int] | None" = None
 
 
 @dataclass(frozen=True)

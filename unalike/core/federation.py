@@ -24,6 +24,7 @@ from unalike.base.tracebacks import format_traceback, is_bug, is_debugging
 from unalike.core.admission import find_misfits
 from unalike.core.asynchronous import Act, Ask, Invite, run_visits
 from unalike.core.client import ClientInfo
+from unalike.core.client_stack import StackedReplies
 from unalike.core.engine import Arrival, Engine, Sent
 from unalike.core.lazy_clients import MEASURED, LazyInfos
 from unalike.core.operations import (
@@ -360,6 +361,7 @@ class Federation:
             chosen = clients
         requests: dict[str, Ask] = {}
         failures: dict[str, Failure] = {}
+        bodies: dict[tuple, dict[str, Value]] = {}  # equal arguments are one dict
         for client in chosen:
             if client in self.quarantined:
                 continue
@@ -367,7 +369,11 @@ class Federation:
             if clients is None and self.config.drops_out(client, self.seed, self.round):
                 failures[client] = Failure(client, name, self.round, "dropped out", lasting=False)
             else:
-                requests[client] = (name, {**shared, **(per_client or {}).get(client, {})})
+                own = (per_client or {}).get(client, {})
+                same = tuple([(key, id(value)) for key, value in own.items()])
+                if same not in bodies:
+                    bodies[same] = {**shared, **own}
+                requests[client] = (name, bodies[same])
         measures = operation in self.measurements
         deadline = None if measures else self.config.deadline
         start = self.engine.now
@@ -463,7 +469,7 @@ class Federation:
         self.log_event("call", operation=next(iter(requests.values()))[0], round=self.round)
         messages: Messages = {}
         numbers = set()
-        specs: dict[tuple, Any] = {}  # most clients are sent the same
+        specs: dict[int, Any] = {}  # by body: most clients are sent the same
         for client, (operation, body) in requests.items():
             self.last_number += 1
             numbers.add(self.last_number)
@@ -476,11 +482,10 @@ class Federation:
                 "turn": self.turns[key],
                 "body": body,
             }
-            same = tuple((key, id(value)) for key, value in body.items())
-            if same not in specs:
-                specs[same] = tensor_spec(body) or {}
+            if id(body) not in specs:
+                specs[id(body)] = tensor_spec(body) or {}
             self.in_flight[self.last_number] = Sent(
-                client, operation, rounds[client], self.engine.now, specs[same]
+                client, operation, rounds[client], self.engine.now, specs[id(body)]
             )
         for client, size in self.engine.send(messages).items():
             self.ledger.add(rounds[client], client, "down", requests[client][0], size)
@@ -534,9 +539,14 @@ class Federation:
                 lasting=True,
             )
         body = arrival.reply["body"]
-        problem = self._reply_problem(sent, body, sizes)
+        problem = self._reply_problem(sent, body, sizes, arrival.stack)
         if problem is not None:
             return failure(problem)
+        if (
+            arrival.stack is not None
+            and arrival.stack[0].magnitudes[arrival.stack[1]] <= MAX_MAGNITUDE
+        ):
+            return body
         path = find_nonfinite(body, MAX_MAGNITUDE)
         if path is not None:
             nonfinite = find_nonfinite(body)
@@ -546,11 +556,23 @@ class Federation:
         return body
 
     def _reply_problem(
-        self, sent: Sent, body: Value, sizes: Mapping[str, int] | None
+        self,
+        sent: Sent,
+        body: Value,
+        sizes: Mapping[str, int] | None,
+        stack: tuple[StackedReplies, int] | None = None,
     ) -> str | None:
         """How a reply differs from what its operation declares, or from what was sent with it."""
         if self.algorithm is None:
             return None
+        if stack is not None:
+            # Replies of a stack have one form: it is looked at once for equal lengths of axes.
+            info = self.infos[sent.client]
+            key = (sent.operation, id(sent.like), info.samples, len(info.labels))
+            problems = stack[0].problems
+            if key not in problems:
+                problems[key] = self._reply_problem(sent, body, sizes)
+            return problems[key]
         program = self.algorithm.Program
         signature = signature_of(getattr(program, sent.operation))
         protected = is_protected(program, sent.operation, self.privacy)

@@ -60,6 +60,33 @@ def together(method: Callable[..., Any]) -> Callable[..., Any]:
     return _mark(method, together=True)
 
 
+def stacked(form: str, *parts: str) -> Callable[[Method], Method]:
+    """Mark an operation that has a second form for several clients of one kind at once.
+
+    It goes under `@operation`. The form is a static method of the same class. It gets a
+    `ClientStack` and the arguments of the operation, which are the same for all clients, and
+    returns the fields of all replies (`StackedReplies`), equal to those of one by one. Where it
+    raises, the clients run one by one, so it changes nothing before it may raise.
+
+    Args:
+        form: its name.
+        parts: other methods that it does the work of. Where a class has its own operation or one
+            of these, the form is not used.
+    """
+    return lambda method: _mark(method, stacked=(form, parts))
+
+
+def find_stacked_form(program: type, name: str) -> Callable[..., dict[str, Any]] | None:
+    """The form of an operation for several clients at once, if it holds for this class."""
+    form, parts = getattr(getattr(program, name, None), "stacked", ("", ()))
+    if not form:
+        return None
+    owner = next(base for base in program.__mro__ if form in vars(base))
+    if any(getattr(program, part) is not getattr(owner, part) for part in (name, *parts)):
+        return None
+    return getattr(program, form)
+
+
 def sends(whole: str | None = None, **fields: str) -> Callable[[Method], Method]:
     """Mark what of a reply may leave a client with privacy, and how; the rest is withheld.
 

@@ -108,6 +108,8 @@ class ClientProgram:
         self.work = 0.0
         self.fold_replicas: list[ClientProgram] = []
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        # Of stacks (core/stacking.py): found in the last training, until an operation changes it.
+        self.known_kind: Any = None
         self._graphed_steps: dict[str, GraphedStep] = {}  # by the name of the loss
         self._all_inputs: dict[str, Tensor] | None = None
         # Never stepped, to be copied while the settings are these.

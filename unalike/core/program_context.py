@@ -27,6 +27,7 @@ NOT_READ = {
     "optimizers",
     "round",
     "seed",
+    "known_kind",
     "training",
     "work",
     "_all_inputs",

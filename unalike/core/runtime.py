@@ -4,21 +4,24 @@ Method authors write a `ClientProgram`; engines hold a `ClientRuntime` around it
 requests, names the randomness, protects replies and repeats each change on the fold replicas.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
 from unalike.base.errors import Refusal
 from unalike.base.lockstep import run_each
-from unalike.base.message import Value
+from unalike.base.message import Value, find_nonfinite
+from unalike.base.module_tree import Kind, kind_of
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
-from unalike.core.operations import list_operations, operation_scope
+from unalike.core.client_stack import ClientStack, NotTogether, StackedReplies
+from unalike.core.operations import find_stacked_form, list_operations, operation_scope
 from unalike.core.privacy import Privacy
 from unalike.core.program import ClientProgram, State
 from unalike.core.protection import Protection
 from unalike.core.safeguard import build_fold_replicas
-from unalike.core.signatures import validate_request
+from unalike.core.signatures import signature_of, validate_request
+from unalike.core.stacking import Stacks
 from unalike.data.samples import nonfinite_problem
 from unalike.training.loop import Diverged, Training
 
@@ -125,11 +128,49 @@ class ClientRuntime:
                 raise
             return [runtimes[0]._hide_failure(name, turns[0], bodies[0], error)]
 
+    @staticmethod
+    def perform_stack(
+        runtimes: Sequence["ClientRuntime"],
+        name: str,
+        round: int,
+        body: dict[str, Value],
+        stacks: Stacks,
+    ) -> StackedReplies:
+        """Run an operation marked `@stacked` on several clients of one `batching_key` at once.
+
+        Raises:
+            NotTogether, or any other exception: it must be done one by one; nothing has changed.
+        """
+        first = runtimes[0]
+        method = first.find_operation(name)
+        form = find_stacked_form(type(first.program), name)
+        if form is None:
+            raise NotTogether("the method has its own form of it")
+        checked = set()
+        for runtime in runtimes:
+            program = runtime.program
+            if runtime.privacy or program.fold_replicas or program.client.held_out is not None:
+                raise NotTogether("each client protects or repeats its own")
+            sizes = tuple(program.axis_lengths.items())
+            if sizes not in checked:
+                checked.add(sizes)
+                problem = signature_of(method).request(body, program.axis_lengths, name)
+                if problem is not None:
+                    raise NotTogether(problem)
+            program.round = round
+            runtime.changed = True
+        if find_nonfinite(body) is not None:
+            raise NotTogether("what was sent is not finite")
+        columns = form(ClientStack([runtime.program for runtime in runtimes], stacks), **body)
+        return StackedReplies(columns, len(runtimes))
+
     def _accept(self, method: Any, round: int, body: dict[str, Value]) -> None:
         """Decide whether to answer, before any data is read; then enter the round."""
         self.protection.check_answerable(method.__name__)
         validate_request(method, body, self.program.axis_lengths)
         self.protection.check_magnitudes(method, body)
+        if method.operation == "changes":
+            self.program.known_kind = None
         self.program.round = round
         self.changed = self.changed or method.operation == "changes"
         self.protection.check_initial_weights(method, self.changed)
@@ -184,19 +225,21 @@ class ClientRuntime:
         return work
 
     @cached_property
-    def batching_key(self) -> Hashable:
+    def batching_key(self) -> Kind:
         """Equal for clients whose `@together` operations may run at once.
 
         They have the same class of program, device, inputs, and names and shapes of parameters.
         """
         program = self.program
         shapes = [(name, tuple(t.shape)) for name, t in program.model.state_dict().items()]
-        return (
-            type(program),
-            str(program.client.device),
-            program.client.dtype,
-            program.client.info().modalities,
-            tuple(shapes),
+        return kind_of(
+            (
+                type(program),
+                str(program.client.device),
+                program.client.dtype,
+                program.client.info().modalities,
+                tuple(shapes),
+            )
         )
 
     def state(self) -> State | None:

@@ -112,37 +112,12 @@ class LocalEpochs(Work):
         return self._kind
 
     def _find_kind(self, context: ProgramContext, tree: ModuleTree) -> Hashable | None:
-        program, client = self.program, self.program.client
-        data = program.samples("train")
-        if data is None or not len(data):
-            return None
-        if getattr(self.loss, "__self__", program) is not program:
-            return None
-        if not all(layer.training for layer in tree.layers):
-            program.model.train()
-        # A loss of the user's knows nothing of padded rows.
-        if program.training.accumulate > 1 or callable(client.task.criterion):
-            return None
-        model_kind = tree.kind()
-        if "dropout" not in model_kind.facts:
-            model_kind.facts["dropout"] = has_dropout(program.model)
+        own = find_program_kind(self.program, self.loss, context, tree)
+        self.program.known_kind = own
         optimizer = optimizer_kind(tree.parameters(), self.optimizer)
-        if optimizer is None or model_kind.facts["dropout"] or program.precision == "float16":
+        if own is None or optimizer is None:
             return None
-        own = (
-            type(program),
-            id(program.algorithm),
-            client.task,
-            str(client.device),
-            client.dtype,
-            str(data.shape),
-            isinstance(data, IN_MEMORY),
-            getattr(self.loss, "__func__", self.loss).__qualname__,
-            optimizer,
-            model_kind,
-            context.kind,
-        )
-        return program.round, kind_of(own)
+        return self.program.round, kind_of((own, optimizer))
 
     @classmethod
     def run_together(cls, works: Sequence["LocalEpochs"], room: Any) -> Sequence[Any]:
@@ -185,6 +160,63 @@ class LocalEpochs(Work):
         return loss.detach(), list(gradients)
 
 
+def find_program_kind(
+    program: "ClientProgram",
+    loss: Callable[[Any, Tensor], Tensor],
+    context: ProgramContext,
+    tree: ModuleTree,
+) -> FoundKind | None:
+    """Equal for programs that can train as a stack if their optimizers can; None: never."""
+    client = program.client
+    data = program.samples("train")
+    if data is None or not len(data):
+        return None
+    if getattr(loss, "__self__", program) is not program:
+        return None
+    if not all(layer.training for layer in tree.layers):
+        program.model.train()
+    # A loss of the user's knows nothing of padded rows.
+    if program.training.accumulate > 1 or callable(client.task.criterion):
+        return None
+    model_kind = tree.kind()
+    if "dropout" not in model_kind.facts:
+        model_kind.facts["dropout"] = has_dropout(program.model)
+    if model_kind.facts["dropout"] or program.precision == "float16":
+        return None
+    own = (
+        type(program),
+        id(program.algorithm),
+        client.task,
+        str(client.device),
+        client.dtype,
+        str(data.shape),
+        isinstance(data, IN_MEMORY),
+        getattr(loss, "__func__", loss).__qualname__,
+        model_kind,
+        context.kind,
+    )
+    return kind_of(own)
+
+
+def reads_round(work: LocalEpochs, member: Member) -> bool:
+    """Whether a loss looks at the number of the round, in its first step."""
+    program: Any = work.program
+    own_class = type(program)
+    reads: list[int] = []
+
+    def read(self: Any) -> int:
+        reads.append(1)
+        return vars(self)["round"]
+
+    # A property stands before an attribute of the same name.
+    program.__class__ = type(own_class.__name__, (own_class,), {"round": property(read)})
+    try:
+        work.first_step(member)
+    finally:
+        program.__class__ = own_class
+    return bool(reads)
+
+
 class Evaluation(Work):
     """The metrics of a model on the samples of one client."""
 
@@ -225,12 +257,16 @@ class Kind:
         usable: whether stacks give what clients give one by one; None: not tried.
         paddable: whether that holds for batches of unequal size; None: not tried.
         flops: floating-point operations of a step of one client; None: not counted.
+        follows_round: whether the loss looks at the round: then each is checked by itself.
+        round: that was checked last.
     """
 
     trainer: StackedEpochs
     usable: bool | None = None
     paddable: bool | None = None
     flops: float | None = None
+    follows_round: bool = False
+    round: int | None = None
 
 
 class Stacks:
@@ -250,7 +286,7 @@ class Stacks:
         answers: list[Any] = [ALONE] * len(works)
         if not self.is_worthwhile(works[0].program.model, len(works)):
             return answers
-        kind = self._find_kind(works[0])
+        kind = self.find_kind(works[0])
         members = [work.member() for work in works]
         for group in self._groups(kind, works, members):
             outcomes = self._train_group(kind, works[0], [members[i] for i in group])
@@ -268,7 +304,7 @@ class Stacks:
         small = sum(p.numel() for p in parameters) <= CPU_PARAMETERS
         return clients >= CPU_CLIENTS and small and all(p.ndim <= 2 for p in parameters)
 
-    def _find_kind(self, work: LocalEpochs) -> Kind:
+    def find_kind(self, work: LocalEpochs) -> Kind:
         """What is known of a kind, whatever the round."""
         program, context = work.program, work.context
         assert context is not None
@@ -289,6 +325,9 @@ class Stacks:
         while len(self.kinds) > MAX_KINDS:
             self.kinds.popitem(last=False)
         kind = self.kinds[key]
+        if kind.follows_round and kind.round != program.round:
+            kind.usable = kind.paddable = None
+        kind.round = program.round
         kind.trainer.use(program.model, context.loss)
         return kind
 
@@ -297,7 +336,7 @@ class Stacks:
     ) -> Iterator[list[int]]:
         """Numbers of works that train at once: all if padding is possible, else by rows."""
         rows = [member.rows for member in members]
-        largest = self._largest_stack(kind, works[0])
+        largest = self.largest_stack(kind, works[0])
         # PyTorch's default on a GPU is TF32 in convolutions: too coarse to compare with.
         with exact_arithmetic():
             if kind.usable is None:
@@ -313,7 +352,7 @@ class Stacks:
             for start in range(0, len(group), largest):
                 yield group[start : start + largest]
 
-    def _largest_stack(self, kind: Kind, work: LocalEpochs) -> int:
+    def largest_stack(self, kind: Kind, work: LocalEpochs) -> int:
         """How many models to train at once. On a GPU one is enough if it is large: its captured
         steps serve all clients of the kind, one after another. Lower precision is for large
         models, and torch.func.vmap ignores autocast in linear layers: also one."""
@@ -332,7 +371,7 @@ class Stacks:
             return kind.trainer.train(members)
         except Exception as error:
             # Nothing was written to the models yet: one by one, only the culprit fails.
-            self._report(work, f"{type(error).__name__}: {error}")
+            self.report(work.program, f"{type(error).__name__}: {error}")
             return [ALONE] * len(members)
 
     def _check(
@@ -345,6 +384,7 @@ class Stacks:
         versions = [tensor._version for tensor in tensors]
         copies = [tensor.detach().clone() for tensor in tensors]
         try:
+            kind.follows_round = reads_round(works[0], members[0])
             alone = [work.first_step(member) for work, member in zip(works, members, strict=True)]
         except Exception:  # the culprit will be found one by one
             return None
@@ -359,10 +399,10 @@ class Stacks:
                 vars(work.program).update(attributes)
         after = generator_states()
         if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
-            self._report(works[0], "its loss draws random numbers")
+            self.report(works[0].program, "its loss draws random numbers")
             return False
         if changed:
-            self._report(works[0], "its loss changes tensors of the program")
+            self.report(works[0].program, "its loss changes tensors of the program")
             return False
         if any(w.context is None or w.context.kind != k for w, k in zip(works, kinds, strict=True)):
             return None  # the loss fills a cache of the program: it will be filled next time
@@ -393,21 +433,22 @@ class Stacks:
             losses, gradients = kind.trainer.losses_and_gradients(members)
         except Exception as error:
             first_line = str(error).partition("\n")[0]
-            self._report(work, f"{type(error).__name__}: {first_line}")
+            self.report(work.program, f"{type(error).__name__}: {first_line}")
             return False
         for i, (loss, own) in enumerate(alone):
             stacked = [None if gradient is None else gradient[i] for gradient in gradients.values()]
             if not (is_close(losses[i], loss) and gradients_are_close(stacked, own)):
                 apart = largest_difference([losses[i], *stacked], [loss, *own])
-                self._report(
-                    work,
+                self.report(
+                    work.program,
                     f"its loss or its gradient is another one in a stack (up to {apart:.2g} apart)",
                 )
                 return False
         return True
 
-    def _report(self, work: LocalEpochs, reason: str) -> None:
-        subject = f"{type(work.program.algorithm).__name__}, {work.program.client.task.name}"
+    def report(self, program: "ClientProgram", reason: str) -> None:
+        """Log once for a method and task why its clients do not train as a stack."""
+        subject = f"{type(program.algorithm).__name__}, {program.client.task.name}"
         if subject not in self.reported:
             self.reported.add(subject)
             log.info("%s: clients train one by one, not as a stack: %s", subject, reason)
@@ -439,10 +480,9 @@ def evaluate_stack(works: Sequence[Evaluation]) -> list[dict[str, float]]:
     Raises:
         ValueError: the stack does not give what the first model gives alone.
     """
-    model = works[0].model
-    was_training = [work.model.training for work in works]
-    for work in works:
-        work.model.eval()
+    model = works[0].model  # runs for all
+    was_training = model.training
+    model.eval()
     try:
         stacked, shared = stack_models([tensors_of(work.model) for work in works])
         meters = [Metering(work.client) for work in works]
@@ -462,8 +502,7 @@ def evaluate_stack(works: Sequence[Evaluation]) -> list[dict[str, float]]:
                         meter.add(output[i, : len(own)], work.data.rows(own)[1])
         return [meter.result() for meter in meters]
     finally:
-        for work, training in zip(works, was_training, strict=True):
-            work.model.train(training)
+        model.train(was_training)
 
 
 def _padded_batches(works: Sequence[Evaluation]) -> Iterator[Tensor]:

@@ -58,6 +58,12 @@ class DeviceCache(Samples):
         chosen = index.to(self.device, non_blocking=True)
         return map_modalities(x, lambda rows: rows[chosen]), None if y is None else y[chosen]
 
+    def all_rows(self) -> tuple[Inputs, Tensor | None]:
+        """Every row, in order, not to be changed."""
+        if self.cache is None and self.fits:
+            self._fill()
+        return self._compute(torch.arange(len(self))) if self.cache is None else self.cache
+
     def _fill(self) -> None:
         """Compute all rows, unless the first chunk shows that they do not fit."""
         if self.transform is None:  # `cache_on_device` looked at their size

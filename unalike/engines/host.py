@@ -1,8 +1,9 @@
 """Holds clients for an engine: builds their runtimes, answers messages and stores states."""
 
+import logging
 import warnings
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NotRequired, TypedDict
@@ -12,12 +13,16 @@ from unalike.base.lockstep import run_in_lockstep
 from unalike.base.message import MAX_BYTES, MessageError, Value, decode, encode, encoded_size
 from unalike.base.tracebacks import is_bug, is_debugging
 from unalike.core.client import Client, ClientInfo
+from unalike.core.client_stack import StackedReplies
 from unalike.core.incidents import Incident
 from unalike.core.lazy_clients import clients_by_id
+from unalike.core.operations import find_stacked_form
 from unalike.core.runtime import ClientRuntime
 from unalike.core.signatures import validator_for
 from unalike.core.stacking import Mode, Stacks
 from unalike.engines.store import Store
+
+log = logging.getLogger(__name__)
 
 MAX_TOGETHER = 256  # clients that run in lockstep
 MAX_TRACEBACK = 20_000  # characters of a traceback that are kept, from its end
@@ -210,6 +215,66 @@ class Host:
         remaining = {c: message for c, message in messages.items() if c not in answers}
         answers |= self._handle_in_lockstep(remaining)
         return {client: answers[client] for client in messages}
+
+    def handle_stacks(
+        self, messages: dict[str, dict[str, Value]]
+    ) -> dict[str, tuple[dict[str, Any], StackedReplies, int]]:
+        """Answers of clients that can be one object, each with all replies and its number there.
+
+        Messages must be well-formed, and those with the same body have the same dict.
+        """
+        answers: dict[str, tuple[dict[str, Any], StackedReplies, int]] = {}
+        if self.stacks.mode == "never" or len(messages) > self.alive or self.report is not None:
+            return answers
+        for clients in self._find_stacks(messages):
+            for start in range(0, len(clients), MAX_TOGETHER):
+                part = clients[start : start + MAX_TOGETHER]
+                try:
+                    answers |= self._run_stack({client: messages[client] for client in part})
+                except Exception as error:  # one by one, only the culprit fails
+                    log.debug("%d clients are not one object: %s", len(part), error)
+        return answers
+
+    def _find_stacks(self, messages: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
+        """Clients of one class, device and architecture that are asked the same."""
+        groups: dict[Hashable, list[str]] = {}
+        has_form: dict[Hashable, bool] = {}  # by class and operation
+        for client, message in messages.items():
+            try:
+                runtime = self.wake(client)
+            except Exception:  # a client that cannot be built will fail by name
+                continue
+            name = message["operation"]
+            program: Any = type(runtime.program)
+            if (program, name) not in has_form:
+                has_form[program, name] = find_stacked_form(program, name) is not None
+            if has_form[program, name] and not self._seen(client, message["number"]):
+                body = id(message["body"])
+                key = (name, message["round"], message["turn"], body, runtime.batching_key)
+                groups.setdefault(key, []).append(client)
+        for clients in groups.values():
+            model = self.runtimes[clients[0]].program.model
+            if len(clients) > 1 and self.stacks.is_worthwhile(model, len(clients)):
+                yield clients
+
+    def _run_stack(
+        self, messages: dict[str, dict[str, Any]]
+    ) -> dict[str, tuple[dict[str, Any], StackedReplies, int]]:
+        clients = list(messages)
+        first = messages[clients[0]]
+        runtimes = [self.runtimes[client] for client in clients]
+        replies = ClientRuntime.perform_stack(
+            runtimes, first["operation"], first["round"], first["body"], self.stacks
+        )
+        self.changed.update(clients)
+        self.spilled.difference_update(clients)
+        answers = {}
+        for i, (client, runtime) in enumerate(zip(clients, runtimes, strict=True)):
+            number = messages[client]["number"]
+            answer = {"number": number, "body": replies.bodies[i], "work": runtime.take_work()}
+            self.answered[client] = (number, answer)
+            answers[client] = (answer, replies, i)
+        return answers
 
     def _handle_in_lockstep(self, messages: dict[str, dict[str, Value]]) -> dict[str, Any]:
         """Answers of clients that train and are measured at once where they are of one kind."""

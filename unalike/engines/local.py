@@ -2,7 +2,8 @@
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -20,6 +21,7 @@ from unalike.base.message import (
     require_dict,
 )
 from unalike.core.client import Client, ClientInfo
+from unalike.core.client_stack import StackedReplies
 from unalike.core.engine import Arrival, EngineSettings
 from unalike.core.lazy_clients import LazyClients, announced_infos, examples_of
 from unalike.core.runtime import ClientRuntime
@@ -95,6 +97,8 @@ class LocalEngine:
         self.sent: dict[str, tuple[int, dict[str, Value]]] = {}
         self.queue: list[QueueEntry] = []  # replies not yet delivered, a heap
         self.order = 0
+        # By the number of the message: replies that clients gave as one, and the client's place.
+        self.stacked_replies: dict[int, tuple[StackedReplies, int]] = {}
         self.repeated: list[tuple[str, str]] = []  # stays empty: a dead process ends the run
         processes = min(workers, len(clients))
         hosts = max(processes, 1)
@@ -121,18 +125,30 @@ class LocalEngine:
             self._compute_replies()  # a client has one message at a time
         self._balance_workers(list(messages))
         if self.host is not None:
-            forms = Forms()
-            encoded = EncodedSizes(self.limit, forms)
-            sizes = [encoded.of(message) for message in messages.values()]
-            copies = copy_values(list(messages.values()), self.device, forms)
-            for client, size, copied in zip(messages, sizes, copies, strict=True):
-                self.sent[client] = (size, require_dict(copied))
+            self._keep_copies(messages)
         else:
             for client, message in messages.items():
                 data = encode(message, self.limit)
                 self.workers[self.worker_of[client]].post(client, data)
                 self.sent[client] = (len(data), message)
         return {client: self.sent[client][0] for client in messages}
+
+    def _keep_copies(self, messages: dict[str, dict[str, Value]]) -> None:
+        """Keep copies of messages until replies are computed; equal bodies are copied once."""
+        forms = Forms()
+        encoded = EncodedSizes(self.limit, forms)
+        sizes: dict[Hashable, int] = {}  # by operation and body: the rest are whole numbers
+        for message in messages.values():
+            form = message["operation"], id(message["body"])
+            if form not in sizes:
+                sizes[form] = encoded.of(message)
+        bodies = {id(message["body"]): message["body"] for message in messages.values()}
+        copied = copy_values(list(bodies.values()), self.device, forms)
+        copies = dict(zip(bodies, copied, strict=True))
+        for client, message in messages.items():
+            body = message["body"]
+            size = sizes[message["operation"], id(body)]
+            self.sent[client] = (size, {**message, "body": copies[id(body)]})
 
     def _balance_workers(self, called: list[str]) -> None:
         """Move clients between idle workers, through the store, to share the calls evenly."""
@@ -167,7 +183,8 @@ class LocalEngine:
             entry = heapq.heappop(self.queue)
             at, _, client, size, reply = entry
             if numbers is None or reply["number"] in numbers:
-                arrivals.append(Arrival(client, at, size, reply))
+                stack = self.stacked_replies.pop(reply["number"], None)
+                arrivals.append(Arrival(client, at, size, reply, stack))
             else:
                 not_wanted.append(entry)
         for entry in not_wanted:
@@ -183,6 +200,8 @@ class LocalEngine:
     def drop(self, numbers: set[int]) -> None:
         """Deliver no replies to these messages."""
         self.queue = [entry for entry in self.queue if entry[4]["number"] not in numbers]
+        for number in numbers:
+            self.stacked_replies.pop(number, None)
         heapq.heapify(self.queue)
 
     def _compute_replies(self) -> None:
@@ -214,12 +233,15 @@ class LocalEngine:
     ) -> dict[str, tuple[int, dict]]:
         """Replies of clients in this process, by client, each with its size in bytes."""
         assert self.host is not None
-        replies: dict[str, tuple[int, dict]] = {}
-        answers = self.host.handle_all({client: message for client, (_, message) in sent.items()})
+        messages = {client: message for client, (_, message) in sent.items()}
+        replies = self._compute_stacks(messages)
+        messages = {c: message for c, message in messages.items() if c not in replies}
+        self._copy_equal_bodies(messages)
+        answers = self.host.handle_all(messages)
         sizes: dict[str, int] = {}
         forms = Forms()
         encoded = EncodedSizes(self.limit, forms)
-        for client in sent:
+        for client in messages:
             reply = answers[client]
             try:
                 sizes[client] = encoded.of(without_traceback(reply))
@@ -230,6 +252,34 @@ class LocalEngine:
         for (client, size), copied in zip(sizes.items(), copies, strict=True):
             replies[client] = (size, require_dict(copied))
         return replies
+
+    def _compute_stacks(self, messages: dict[str, dict[str, Value]]) -> dict[str, tuple[int, dict]]:
+        """Replies of clients that give them as one; their tensors are of nobody else."""
+        assert self.host is not None
+        replies: dict[str, tuple[int, dict]] = {}
+        if self.device is not None:
+            return replies
+        sizes: dict[int, int] = {}
+        for client, (answer, stack, place) in self.host.handle_stacks(messages).items():
+            if id(stack) not in sizes:
+                try:
+                    sizes[id(stack)] = encoded_size(answer, self.limit)
+                except MessageError as error:
+                    failure = {"number": answer["number"], "failure": str(error)}
+                    replies[client] = (encoded_size(failure), failure)
+                    continue
+            replies[client] = (sizes[id(stack)], answer)
+            self.stacked_replies[answer["number"]] = stack, place
+        return replies
+
+    @staticmethod
+    def _copy_equal_bodies(messages: dict[str, dict[str, Value]]) -> None:
+        """Give each client a body of its own, where several have the same dict."""
+        counts = Counter(id(message["body"]) for message in messages.values())
+        shared = [c for c, message in messages.items() if counts[id(message["body"])] > 1]
+        copies = copy_values([messages[client]["body"] for client in shared])
+        for client, body in zip(shared, copies, strict=True):
+            messages[client] = {**messages[client], "body": body}
 
     def pending(self) -> list[dict[str, Any]]:
         """Replies computed but not delivered, as plain values that `load` takes back."""

@@ -18,14 +18,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from unalike.base.blocks import find_blocks
 from unalike.base.message import Value
 from unalike.base.module_tree import state_of
 from unalike.base.types import Parameters
 from unalike.core.algorithm import Algorithm, Sharing
 from unalike.core.client import Client
+from unalike.core.client_stack import ClientStack
 from unalike.core.evaluation import score_federation
 from unalike.core.federation import Federation, Replies
-from unalike.core.operations import list_operations, measurement, operation, query, sends
+from unalike.core.operations import (
+    list_operations,
+    measurement,
+    operation,
+    query,
+    sends,
+    stacked,
+)
 from unalike.core.privacy import accounting_problem
 from unalike.core.program import ClientProgram, Embedding, State
 from unalike.core.signatures import Shape
@@ -70,6 +79,17 @@ class Update(TypedDict):
     loss: float
 
 
+# What `AveragingProgram.update_stack` does at once for several clients.
+UPDATE_PARTS = (
+    "receive",
+    "remember_first",
+    "train_round",
+    "learn",
+    "shared",
+    "optimizer",
+    "samples",
+    "training_batch",
+)
 FIRST = "first"  # in a program's memory, with the safeguard: the first message with parameters
 
 
@@ -128,6 +148,7 @@ class AveragingProgram(FinetuneProgram):
 
     @operation
     @sends(parameters="parameters", samples="open")
+    @stacked("update_stack", *UPDATE_PARTS)
     def update(self, parameters: Parameters) -> Update:
         """Train the local epochs from these parameters (ClientUpdate of Algorithm 1)."""
         self.receive(parameters)
@@ -135,6 +156,33 @@ class AveragingProgram(FinetuneProgram):
         self.round_start = parameters
         loss = self.train_round()
         return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
+
+    @staticmethod
+    def update_stack(stack: ClientStack, parameters: Parameters) -> dict[str, Any]:
+        """`update` of several clients of one kind that are sent the same parameters."""
+        programs: Any = stack.programs
+        stack.load(parameters)
+        for program in programs:
+            program.transient = True
+            program.round_start = parameters
+        losses = stack.learn()
+        names = list(programs[0].shared())
+        # The next message brings shared parameters again: only what stays here is kept.
+        forgotten = set(names) if programs[0].forgets_shared() else set()
+        stack.keep((parameters.keys() | stack.trained.keys()) - forgotten)
+        return {
+            "parameters": stack.state(names),
+            "samples": [len(program.client.train) for program in programs],
+            "loss": losses,
+        }
+
+    def forgets_shared(self) -> bool:
+        """Whether nobody looks at shared parameters between an update and the next message."""
+        return (
+            not self.algorithm.keeps_own_models()
+            and type(self.algorithm).evaluate is Averaging.evaluate
+            and list_operations(type(self)) == list_operations(AveragingProgram)
+        )
 
     def restart(self, client: Client) -> Self:
         program = self.fresh_copy(client)
@@ -163,11 +211,11 @@ class AveragingProgram(FinetuneProgram):
         Returns: metrics, or what the server needs to compute them; empty without test samples.
         """
         own = {name: tensor.clone() for name, tensor in self.shared().items()}
-        self.model.load_state_dict(parameters, strict=False)
+        load_tensors(self.model, parameters)
         try:
             return self.client.task.evaluation_reply(self, common)
         finally:
-            self.model.load_state_dict(own, strict=False)
+            load_tensors(self.model, own)
 
     @query
     def threshold_counts(
@@ -177,11 +225,11 @@ class AveragingProgram(FinetuneProgram):
         if self.algorithm.thresholds != "training":
             raise ValueError("counts are sent only if thresholds are chosen by them")
         own = {name: tensor.clone() for name, tensor in self.shared().items()}
-        self.model.load_state_dict(parameters, strict=False)
+        load_tensors(self.model, parameters)
         try:
             return self._count_hits()
         finally:
-            self.model.load_state_dict(own, strict=False)
+            load_tensors(self.model, own)
 
     def _count_hits(self) -> Tensor:
         counts = []
@@ -650,6 +698,10 @@ def mean_states(states: dict[str, Parameters], weights: dict[str, float]) -> Par
     """
     total_weight = sum(weights[c] for c in states)
     first = next(iter(states.values()))
+    blocks = find_blocks(list(states.values()))
+    if blocks is not None:
+        shares = [weights[client] / total_weight for client in states]
+        return {name: _mean_rows(block, shares) for name, block in blocks.items()}
     totals = []
     for tensor in first.values():
         dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
@@ -659,6 +711,15 @@ def mean_states(states: dict[str, Parameters], weights: dict[str, float]) -> Par
         if own:  # torch refuses an empty list
             torch._foreach_add_(totals, own, alpha=weights[client] / total_weight)
     return {name: cast_like(total, first[name]) for name, total in zip(first, totals, strict=True)}
+
+
+def _mean_rows(block: Tensor, shares: list[float]) -> Tensor:
+    """Weighted mean of the rows of a block (clients, ...)."""
+    dtype = torch.float64 if block.dtype == torch.float64 else torch.float32
+    factors = torch.tensor(shares, dtype=dtype).to(block.device, non_blocking=True)
+    # No matrix product, which could be in lower precision.
+    total = (block.to(dtype) * factors.view(-1, *[1] * (block.ndim - 1))).sum(0)
+    return cast_like(total, block)
 
 
 def cast_like(tensor: Tensor, like: Tensor) -> Tensor:

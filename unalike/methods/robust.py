@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from unalike.base.blocks import find_blocks
 from unalike.base.types import Parameters
 from unalike.core.federation import Federation, Replies
 
@@ -226,16 +227,19 @@ def _update_sizes(sent: Sequence[Parameters], got: Sequence[Parameters]) -> list
     squares = torch.zeros(len(got), dtype=torch.float64)
     counts = torch.zeros(len(got), dtype=torch.float64)
     parts = []
-    for members in _group_alike(got):
+    blocks = find_blocks(got)
+    groups = _group_alike(got) if blocks is None else [list(range(len(got)))]
+    for members in groups:
         for name, first in got[members[0]].items():
             if not first.is_floating_point() or not first.numel():
                 continue
-            new = torch.stack([got[i][name] for i in members])
+            new = blocks[name] if blocks else torch.stack([got[i][name] for i in members])
             old = [sent[i][name] for i in members]
             same = all(tensor is old[0] for tensor in old)
             before = old[0].to(new) if same else torch.stack([tensor.to(new) for tensor in old])
-            change = (new - before).reshape(len(members), -1)
-            norms = torch.linalg.vector_norm(change, dim=1)
+            change = new - before
+            axes = tuple(range(1, change.ndim))
+            norms = torch.linalg.vector_norm(change, dim=axes) if axes else change.abs()
             parts.append((members, norms.double().square()))
             counts[members] += first.numel()
     # On a GPU these are read at once: each reading waits for it.

@@ -18,12 +18,23 @@ def batches(
     ([4, 5], [4, 4, 2])
     """
     order = torch.arange(rows) if generator is None else torch.randperm(rows, generator=generator)
+    start = 0
+    for length in batch_lengths(rows, batch_size):
+        yield order[start : start + length]
+        start += length
+
+
+def batch_lengths(rows: int, batch_size: int) -> list[int]:
+    """How many rows each batch of `batches` has.
+
+    >>> batch_lengths(9, 4), batch_lengths(10, 4), batch_lengths(0, 4)
+    ([4, 5], [4, 4, 2], [])
+    """
     starts = list(range(0, rows, batch_size))
     if len(starts) > 1 and rows - starts[-1] == 1:
         starts.pop()
     # not strict: without rows there are no starts, and no batches
-    for start, end in zip(starts, [*starts[1:], rows], strict=False):
-        yield order[start:end]
+    return [end - start for start, end in zip(starts, [*starts[1:], rows], strict=False)]
 
 
 def pad_and_mask(row_sets: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

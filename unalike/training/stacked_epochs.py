@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from unalike.base.copying import copy_all
+from unalike.base.copying import copy_all, upload
+from unalike.training.batching import batch_lengths
 from unalike.training.cuda_graphs import GraphedFunction
 from unalike.training.loop import Diverged
 from unalike.training.stacked_convolution import PointwiseConvolutions
+from unalike.training.stacked_losses import CrossEntropies
 from unalike.training.stacked_optimizer import StackedOptimizer
 
 # loss(context, x, y) of one model, whose parameters are those of the model at the call
@@ -101,24 +103,86 @@ class StackedEpochs:
         longest_first = sorted(range(len(members)), key=lambda i: -len(members[i].batches))
         ordered = [members[i] for i in longest_first]
         self.load(ordered)
-        rows = _Rows(ordered, self.unknown_label)
+        rows = StackRows(ordered, self.unknown_label)
+        means = mean_losses(self.take_steps(rows), rows.sizes)
+        self.store(ordered)
+        outcomes: dict[int, float | Diverged] = {}
+        for i, mean in zip(longest_first, means, strict=True):
+            finite = math.isfinite(mean)
+            outcomes[i] = mean if finite else Diverged.at(mean, members[i].optimizer)
+        return [outcomes[i] for i in range(len(members))]
+
+    def train_from(
+        self,
+        start: dict[str, Tensor],
+        own: Sequence[dict[str, Tensor]],
+        context: Sequence[Tensor],
+        optimizer: Optimizer,
+        rows: "StackRows",
+    ) -> Tensor:
+        """Train models that begin at the same parameters; returns losses (steps, models).
+
+        What comes of it is in `stacked`, until the next training.
+
+        Args:
+            start: parameters and buffers that all begin with, by full name, like those of `own`.
+            own: parameters and buffers of each model, of which those in `start` are not read.
+            context: tensors that the loss of all of them depends on besides.
+            optimizer: one that took no step yet, like that of each model.
+            rows: of all models, those with the most steps first.
+        """
+        self._load_from(start, own, context, optimizer)
+        return self.take_steps(rows)
+
+    def take_steps(self, rows: "StackRows") -> Tensor:
+        """Take all steps of the models that are loaded; returns losses (steps, models)."""
+        members = len(rows.counts)
         losses = []
         for start, stop in rows.spans(self.MAX_SPAN if self.fixed_size else 1):
             training = int((rows.counts > start).sum())
             # A captured graph has a fixed number of models: some of them only look on.
-            models = len(members) if self.fixed_size else training
+            models = members if self.fixed_size else training
             x, y = rows.batches(start, stop, models)
             active = None
             if training < models:
                 steps = torch.arange(start, stop)
                 active = (rows.counts[:, None] > steps).to(y.device, non_blocking=True)
             span_losses = self.graphed(x, y) if active is None else self.graphed(x, y, active)
-            padding = span_losses.new_zeros(stop - start, len(members) - training)
+            padding = span_losses.new_zeros(stop - start, members - training)
             losses.append(torch.cat([span_losses[:, :training], padding], dim=1))
-        self.store(ordered)
-        means = mean_losses(torch.cat(losses), ordered)
-        outcomes: dict[int, float | Diverged] = dict(zip(longest_first, means, strict=True))
-        return [outcomes[i] for i in range(len(members))]
+        return torch.cat(losses)
+
+    @torch.no_grad()
+    def _load_from(
+        self,
+        start: dict[str, Tensor],
+        own: Sequence[dict[str, Tensor]],
+        context: Sequence[Tensor],
+        optimizer: Optimizer,
+    ) -> None:
+        """Take the same parameters for all models, and a fresh optimizer; see `train_from`."""
+        count = len(own)
+        changing = {*self.trained, *changing_buffers(self.module.model)}
+        begun = {name: start[name].detach() for name in own[0] if name in start}
+        others = [{n: t for n, t in tensors.items() if n not in begun} for tensors in own]
+        different, shared = compare_models(others, changing, self.compared)
+        stacks = {name: _stack(values) for name, values in different.items()}
+        for name, value in begun.items():
+            if name in changing:
+                # A single one keeps the strides that a captured step knows.
+                rows = value[None] if count == 1 else value.expand(count, *value.shape)
+                stacks[f"model.{name}"] = rows
+            else:
+                shared[f"model.{name}"] = value
+        shared |= {f"context.{i}": tensor.detach() for i, tensor in enumerate(context)}
+        state = self.optimizer.fresh_state(own[0], optimizer, count)
+        fits = [
+            _overwrite(self.stacked, stacks, copied=True),
+            _overwrite(self.shared, shared),
+            _overwrite(self.state, state),
+        ]
+        if not all(fits):
+            self.graphed.clear()
 
     @torch.no_grad()
     def load(self, members: Sequence[Member]) -> None:
@@ -159,7 +223,7 @@ class StackedEpochs:
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Losses (models,) and gradients (models, ...) of a step that is not taken."""
         self.load(members)
-        x, y = _Rows(members, self.unknown_label).batches(step, step + 1, len(members))
+        x, y = StackRows(members, self.unknown_label).batches(step, step + 1, len(members))
         return self._forward_backward(tree_map(lambda rows: rows[:, 0], x), y[:, 0])
 
     def _steps(self, x: Any, y: Tensor, active: Tensor | None = None) -> Tensor:
@@ -190,16 +254,18 @@ class StackedEpochs:
     def _forward_backward(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Losses (models,) and gradients of as many models as there are batches."""
         models = len(y)
-        stacked = {name: tensor[:models] for name, tensor in self.stacked.items()}
+        alone = models == 1  # without vmap and a first axis, which would only cost time
+        stacked = {name: t[0] if alone else t[:models] for name, t in self.stacked.items()}
         leaves = [stacked[f"model.{name}"].detach().requires_grad_() for name in self.trained]
         stacked |= {f"model.{name}": leaf for name, leaf in zip(self.trained, leaves, strict=True)}
-        if models == 1:  # without vmap, which would only cost time
-            own, own_x, own_y = tree_map(lambda rows: rows[0], (stacked, x, y))
-            losses = self._loss_of_one(own, own_x, own_y)[None]
+        if alone:
+            losses = self._loss_of_one(stacked, *tree_map(lambda rows: rows[0], (x, y)))[None]
         else:
-            with PointwiseConvolutions() if y.is_cuda else nullcontext():
+            with PointwiseConvolutions() if y.is_cuda else nullcontext(), CrossEntropies():
                 losses = torch.func.vmap(self._loss_of_one)(stacked, x, y)
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        if alone:
+            gradients = tuple(None if own is None else own[None] for own in gradients)
         return losses.detach(), dict(zip(self.trained, gradients, strict=True))
 
     def _loss_of_one(self, own: dict[str, Tensor], x: Any, y: Tensor) -> Tensor:
@@ -212,12 +278,62 @@ class StackedEpochs:
         return torch.func.functional_call(self.module, tensors, (context, x, y))
 
 
-class _Rows:
+class StackRows:
     """The batches of all members, step by step, padded to one size."""
 
     def __init__(self, members: Sequence[Member], unknown_label: int):
         self.members = members
         self.unknown_label = unknown_label
+        self._count_rows(members)
+        if self.in_memory:
+            parts = [member.read(torch.arange(member.rows)) for member in members]
+            self._keep(parts, self._number_rows(members, int(self.sizes.max())))
+
+    @classmethod
+    def of_orders(
+        cls,
+        parts: Sequence[tuple[Any, Tensor]],
+        orders: Sequence[Sequence[Tensor]],
+        batch_size: int,
+        unknown_label: int,
+    ) -> Self:
+        """The same from orders of all rows, without a tensor for every batch.
+
+        Args:
+            parts: inputs and labels of all rows of each model; those with the most steps first.
+            orders: of each model, numbers of all rows (n,) for each epoch.
+        """
+        rows = cls.__new__(cls)
+        rows.members = ()
+        rows.unknown_label = unknown_label
+        rows.in_memory = True
+        lengths = [y.shape[0] for _, y in parts]
+        sizes: dict[int, Tensor] = {}  # by the number of rows
+        places: dict[int, Tensor] = {}
+        epochs = len(orders[0])
+        longest = max(batch_lengths(max(lengths), batch_size))
+        for count in set(lengths):
+            own = torch.tensor(batch_lengths(count, batch_size))
+            sizes[count] = own.repeat(epochs)
+            # Where in an order each row of each batch stands; padding repeats a batch's first.
+            starts = (own.cumsum(0) - own)[:, None]
+            columns = torch.arange(longest).expand(len(own), -1)
+            places[count] = starts + torch.where(columns < own[:, None], columns, 0)
+        steps = max(map(len, sizes.values()))
+        rows.counts = torch.tensor([len(sizes[count]) for count in lengths])
+        padded = {count: _pad(own, steps) for count, own in sizes.items()}
+        rows.sizes = torch.stack([padded[count] for count in lengths])
+        index = torch.empty(len(parts), steps, longest, dtype=torch.int64)
+        for count in set(lengths):
+            chosen = [i for i, length in enumerate(lengths) if length == count]
+            flat = torch.stack([order for i in chosen for order in orders[i]])
+            own_index = flat[:, places[count]].reshape(len(chosen), -1, longest)
+            index[chosen, : own_index.shape[1]] = own_index
+            index[chosen, own_index.shape[1] :] = own_index[:, :1]
+        rows._keep(parts, index)
+        return rows
+
+    def _count_rows(self, members: Sequence[Member]) -> None:
         steps = max(len(member.batches) for member in members)
         sizes = torch.zeros(len(members), steps, dtype=torch.int64)
         for i, member in enumerate(members):
@@ -225,27 +341,33 @@ class _Rows:
         self.sizes = sizes
         self.counts = torch.tensor([len(member.batches) for member in members])
         self.in_memory = all(member.in_memory for member in members)
-        if self.in_memory:
-            self._read_all(int(sizes.max()))
 
-    def _read_all(self, largest: int) -> None:
-        """Read the rows of all members, and write down the row numbers of all batches."""
-        longest = max(member.rows for member in self.members)
-        parts = [member.read(torch.arange(member.rows)) for member in self.members]
-        self.data = tree_map(
-            lambda *rows: torch.stack([lengthen(r, longest) for r in rows]), *parts
-        )
+    def _number_rows(self, members: Sequence[Member], largest: int) -> Tensor:
+        """Row numbers (members, steps, largest) of all batches."""
         steps = self.sizes.shape[1]
         padded = []
-        for member in self.members:
+        for member in members:
             batches = [lengthen(rows, largest) for rows in member.batches]
             batches += batches[:1] * (steps - len(batches))
             padded += batches
-        index = torch.stack(padded).reshape(*self.sizes.shape, largest)
+        return torch.stack(padded).reshape(*self.sizes.shape, largest)
+
+    def _keep(self, parts: Sequence[tuple[Any, Tensor]], index: Tensor) -> None:
+        """Keep the rows of all members, and the row numbers of all batches."""
+        lengths = {y.shape[0] for _, y in parts}
+        longest = max(lengths)
+
+        def stack(*rows: Tensor) -> Tensor:
+            return torch.stack(rows if len(lengths) == 1 else [lengthen(r, longest) for r in rows])
+
+        xs, ys = zip(*parts, strict=True)
+        x = stack(*xs) if isinstance(xs[0], Tensor) else tree_map(stack, *xs)
+        self.data = x, stack(*ys)
+        largest = index.shape[2]
         device = self.data[1].device
-        self.index = index.to(device)
-        self.numbers = torch.arange(len(self.members), device=device)[:, None, None]
-        self.padded = torch.arange(largest, device=device) >= self.sizes.to(device)[:, :, None]
+        self.index = upload(index, device)
+        self.numbers = torch.arange(len(parts), device=device)[:, None, None]
+        self.padded = torch.arange(largest, device=device) >= upload(self.sizes, device)[:, :, None]
 
     def spans(self, longest: int) -> Iterator[tuple[int, int]]:
         """First and last (exclusive) step of steps that may be taken at once: up to `longest`, by
@@ -311,23 +433,15 @@ def clip_each(gradients: dict[str, Tensor | None], max_norm: float) -> None:
         gradient.mul_(factors.reshape(-1, *[1] * (gradient.ndim - 1)))
 
 
-def mean_losses(losses: Tensor, members: Sequence[Member]) -> list[float | Diverged]:
+def mean_losses(losses: Tensor, sizes: Tensor) -> list[float]:
     """The mean over the samples of each member, from losses (steps, members).
 
-    They are 0 in steps that a member does not take.
+    Args:
+        sizes: (members, steps), rows in each step; 0 in those that a member does not take.
     """
-    sizes = torch.zeros(losses.shape, dtype=torch.float64)
-    for i, member in enumerate(members):
-        own = [float(len(rows)) for rows in member.batches]
-        sizes[: len(own), i] = torch.tensor(own, dtype=torch.float64)
-    means = (losses.double().cpu() * sizes).sum(0) / sizes.sum(0)
-    outcomes: list[float | Diverged] = []
-    for member, mean in zip(members, means.tolist(), strict=True):
-        if math.isfinite(mean):
-            outcomes.append(mean)
-        else:
-            outcomes.append(Diverged.at(mean, member.optimizer))
-    return outcomes
+    weights = sizes.mT.double()
+    means = (losses.double().cpu() * weights).sum(0) / weights.sum(0)
+    return means.tolist()
 
 
 @torch.no_grad()
@@ -411,22 +525,36 @@ def _stack(values: list[Tensor]) -> Tensor:
     return values[0].clone()[None] if len(values) == 1 else torch.stack(values)
 
 
-def _overwrite(current: dict[str, Tensor], new: dict[str, Tensor]) -> bool:
-    """The same with values that are stacks already, or the same in all models."""
+def _overwrite(current: dict[str, Tensor], new: dict[str, Tensor], copied: bool = False) -> bool:
+    """The same with values that are stacks already, or the same in all models.
+
+    Args:
+        copied: the values are changed later, so they are copied on a CPU, too.
+    """
     same = current.keys() == new.keys() and all(
         current[name].shape == value.shape and current[name].dtype == value.dtype
         for name, value in new.items()
     )
-    if not any(value.is_cuda for value in new.values()):
+    if not copied and not any(value.is_cuda for value in new.values()):
         current.clear()
         current.update(new)
         return same
     if not same:
         current.clear()
-        current.update({name: value.clone() for name, value in new.items()})
+        current.update({name: _clone(value) for name, value in new.items()})
         return False
     copy_all([current[name] for name in new], list(new.values()))
     return True
+
+
+def _clone(value: Tensor) -> Tensor:
+    """A copy; a stack of a single value keeps its memory format."""
+    return value[0].clone()[None] if value.ndim and len(value) == 1 else value.clone()
+
+
+def _pad(values: Tensor, length: int) -> Tensor:
+    """Values (n,) and zeros up to this number."""
+    return nn.functional.pad(values, (0, length - len(values)))
 
 
 def lengthen(rows: Tensor, length: int) -> Tensor:

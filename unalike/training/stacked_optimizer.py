@@ -117,6 +117,29 @@ class StackedOptimizer:
                     state[f"step.{name}"] = torch.stack(on_device)
         return state
 
+    def fresh_state(
+        self, tensors: Mapping[str, Tensor], optimizer: Optimizer, count: int
+    ) -> dict[str, Tensor]:
+        """What `read_state` gives for so many models whose optimizers took no step yet.
+
+        Args:
+            tensors: parameters of one of the models.
+            optimizer: one of them; it must have no state.
+        """
+        state: dict[str, Tensor] = {}
+        for number, group in enumerate(self.groups):
+            device = tensors[group["names"][0]].device if group["names"] else None
+            rate = optimizer.param_groups[number]["lr"]
+            state[f"lr.{number}"] = torch.full((count,), rate, dtype=torch.float64, device=device)
+            for name in group["names"]:
+                first = tensors[name].detach()
+                for moment in self.moments:
+                    state[f"{moment}.{name}"] = first.new_zeros(count, *first.shape)
+                if self.type is not SGD:
+                    zeros = torch.zeros(count, dtype=torch.float64, device=device)
+                    state[f"step.{name}"] = zeros
+        return state
+
     def write_state(
         self,
         state: dict[str, Tensor],
@@ -156,11 +179,12 @@ class StackedOptimizer:
         """
         for number, group in enumerate(self.groups):
             lr = state[f"lr.{number}"]
-            for name in group["names"]:
-                gradient = gradients[name]
-                if gradient is None:
-                    continue
-                self.updated.add(name)
+            present = {n: g for n in group["names"] if (g := gradients[n]) is not None}
+            self.updated.update(present)
+            if self.type is SGD and not (self.moments or group["weight_decay"]) and active is None:
+                _plain_sgd([parameters[name] for name in present], list(present.values()), lr)
+                continue
+            for name, gradient in present.items():
                 p = parameters[name]
                 own = {moment: state[f"{moment}.{name}"] for moment in self.moments}
                 if self.type is SGD:
@@ -170,6 +194,19 @@ class StackedOptimizer:
                     decoupled = self.type is AdamW
                     new = _adam(p, gradient, own, lr, group, active, decoupled)
                 _assign(p, new, active)
+
+
+def _plain_sgd(parameters: list[Tensor], gradients: list[Tensor], lr: Tensor) -> None:
+    """A step of SGD without momentum and weight decay, of all parameters, in place."""
+    if not parameters:
+        return
+    if len(lr) == 1:  # few kernels for a large model of many tensors
+        rate = lr[0].to(parameters[0].dtype)
+        torch._foreach_sub_(parameters, torch._foreach_mul(gradients, rate))
+        return
+    rates = {p.dtype: lr.to(p.dtype) for p in parameters}
+    for p, gradient in zip(parameters, gradients, strict=True):
+        p.addcmul_(gradient, _like(rates[p.dtype], p), value=-1)
 
 
 def _sgd(
