@@ -13,6 +13,7 @@ from unalike.algorithms.fedprox import FedProx
 from unalike.core.program_context import ProgramContext
 from unalike.core.stacking import Stacks
 from unalike.methods.averaging import AveragingProgram
+from unalike.models import build_encoder
 from unalike.models.encoders import MLP
 from unalike.training.loop import Training, build_optimizer
 from unalike.training.stacked_epochs import Member, StackedEpochs, StackRows
@@ -330,3 +331,19 @@ def test_a_loss_that_changes_with_the_round_is_checked_in_each(compare, toys):
     rows = {"a": 20, "b": 23, "d": 20, "e": 23}
     apart, _, _ = compare(Later(), lambda: [toys.client(id, rows=n) for id, n in rows.items()])
     assert apart <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["cnn", "vgg11", "resnet18", "efficientnet"])
+def test_networks_of_images_run_as_a_stack(name):
+    """torch.func.vmap knows no memory layouts: ResNet-18 trained one by one for that alone."""
+    options = {"weights": "none", "size": 64} if name == "efficientnet" else {}
+    models = [build_encoder(name, (3, 32, 32), options).double() for _ in range(2)]
+    images = torch.rand(2, 4, 3, 32, 32, dtype=torch.float64)
+    parameters, buffers = torch.func.stack_module_state(models)
+
+    def forward(parameters, buffers, x):
+        return torch.func.functional_call(models[0], (parameters, buffers), x)
+
+    together = torch.func.vmap(forward)(parameters, buffers, images)
+    for output, model, x in zip(together, models, images, strict=True):
+        assert torch.allclose(output, model(x), atol=1e-9)

@@ -50,8 +50,9 @@ CPU_STACK = 64  # models in a stack: more leave the cache
 GPU_STACK = 256
 # On a GPU a stack saves the time between kernels. A step of so many operations fills it anyway.
 GPU_STEP_FLOPS = 5e10
-# Largest relative difference between a stack and its clients one by one.
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+# Largest difference between a stack and its clients one by one, of the largest gradient. In float32
+# that of a ResNet-18 with batch norms is up to 3e-3 by rounding alone (in float64 1e-8 holds).
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2}
 LOWER_PRECISION = 5e-2
 
 

@@ -155,7 +155,12 @@ class FastText(nn.Module):
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Images in the memory layout in which convolutions and batch norms are fast."""
+    """Images in the memory layout in which convolutions and batch norms are fast.
+
+    In a stack of models they stay as they are: torch.func.vmap knows no layouts.
+    """
+    if torch._C._functorch.is_batchedtensor(x):
+        return x
     return x.contiguous(memory_format=torch.channels_last)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from unalike.base.errors import UserError
 from unalike.models.checks import check_rgb_or_grey
+from unalike.models.classics import channels_last
 from unalike.models.frozen import Frozen, FrozenBatchNorm2d
 from unalike.models.published import check_published
 
@@ -148,7 +149,7 @@ class EfficientNetLite(Frozen):
         x = ((255 * x - 127) / 128).expand(-1, 3, -1, -1)  # normalised as in training
         on_cpu = x.device.type == "cpu"
         if on_cpu:  # depthwise convolutions are faster in this layout
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = channels_last(x)
         x = self._blocks[: self.frozen](F.relu6(self._bn0(self._conv_stem(x))))
         if self.trunk_includes_last:
             x = torch.cat([x, self._bn1(self._conv_head.without_adapter(x))], 1)
