@@ -32,15 +32,19 @@ BENCHMARKS = Path(__file__).parent
 WIDEST = 9  # columns; wider tables are transposed
 
 
-def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
+def run(
+    name: str, out: Path, seeds: str | None, build: Callable[..., Study] = Study, **options: Any
+) -> None:
     """Run the benchmark and write `out/NAME.json`, and an SVG where it has curves.
 
+    Args:
+        build: makes the study of `seeds` and `options`.
     Raises: UserError for an unknown name, or options that this benchmark has no use for.
     """
     benchmarks = load_benchmarks()
     if name not in benchmarks:
         raise UserError(unknown_name("bench", name, list(benchmarks)))
-    study = Study(seeds=parse_seeds(seeds) if seeds else None, **options)
+    study = build(seeds=parse_seeds(seeds) if seeds else None, **options)
     function = benchmarks[name]
     makes_runs = "study" in inspect.signature(function).parameters
     unused = [key for key in OPTIONS_OF_RUNS if getattr(study, key) != getattr(Study, key)]

@@ -238,11 +238,31 @@ def test_rows_measured_at_several_visits_tell_the_way():
 def test_clusters_of_labels_make_three_tables(asked, tmp_path, monkeypatch):
     """The lead of each is FedMPT's over the best of its own table."""
     told = BENCHMARKS["fedmpt-labels"](Study(seeds=(0,), only=("90 % absent",)))
-    assert all(name.endswith(", 90 % absent") for name in told["rows"]) and len(told["rows"]) == 13
+    assert all(name.endswith(", 90 % absent") for name in told["rows"]) and len(told["rows"]) == 14
     assert told["mAP_lead"] == {"90 % absent": 0.0}  # made up: all the same
     assert all("clients.0.masked_as=absent" in settings for _, settings, _ in asked)
     everything = BENCHMARKS["fedmpt-labels"](Study(seeds=(0,)))
     assert set(everything["mAP_lead"]) == {"all told", "90 % unknown", "90 % absent"}
+
+
+def test_rates_of_clusters_of_labels_are_chosen_on_photographs_set_aside(asked, tmp_path):
+    """Made-up scores are all the same, so that the first rate, half of each method's own, is kept."""
+    bench = BENCHMARKS["fedmpt-labels-searched"]
+    result = bench(Study(seeds=(0,), only=("fedmpt, all told", "fedram, all told")))
+    choosing = "data.options={choosing: true}"
+    searched = [(settings[-1], seed) for _, settings, seed in asked if choosing in settings]
+    assert sorted(rate for rate, _ in searched) == [
+        "lr=0.002",
+        "lr=0.004",
+        "lr=0.004",
+        "lr=0.008",
+        "lr=0.008",
+        "lr=0.016",
+    ]
+    assert {seed for _, seed in searched} == {100}
+    assert result["rates"] == {"fedmpt": 0.004, "fedram": 0.002}
+    tables = [(settings[-1], seed) for _, settings, seed in asked if choosing not in settings]
+    assert sorted(tables) == [("lr=0.002", 0), ("lr=0.004", 0)]
 
 
 def test_who_does_not_wait_needs_less_time_for_as_many_visits(asked, tmp_path):

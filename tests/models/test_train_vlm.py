@@ -6,16 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 from typer.testing import CliRunner
 
+from unalike.base.randomness import scope
 from unalike.cli import app
 from unalike.data import load_dataset
 from unalike.models import build_encoder
 from unalike.models.tiny_vlm import DIGITS
 from unalike.models.train_vlm import (
+    PlaceTexts,
     align,
+    align_places,
     caption_scenes,
+    caption_words,
     encode_texts,
+    imagenet_classifier,
+    pool_places,
     recall_at_k,
     save_projections,
     train_tiny,
@@ -52,6 +59,57 @@ def test_pairs_are_brought_together_and_scaling_is_part_of_the_layers():
     found = recall_at_k(seen(images[200:]), read(captions[200:]))
     assert found["text to image"]["R@10"] > 90 and 1 < scale < 100
     assert recall_at_k(images[200:, :8], captions[200:, :, :8])["text to image"]["R@10"] < 30
+
+
+def test_similar_places_count_most():
+    """Two places with similarities 20 and 0: softmax leaves 20 to nine digits; two alike: their own."""
+    z = torch.eye(2)[None]  # one image, two places
+    texts = torch.tensor([[1.0, 0.0], [0.5**0.5, 0.5**0.5]])
+    pooled = pool_places(z, texts)
+    torch.testing.assert_close(pooled, torch.tensor([[20.0, 20 * 0.5**0.5]]))
+
+
+def test_words_of_too_few_or_too_many_images_are_left_out():
+    captions = [["A dog.", "the dogs run"], ["the dog"], ["the cat runs"], ["the bus"]]
+    words, named = caption_words(captions, least=2, most=0.7)
+    assert words == ["dog", "run"]  # "the" is in all, "cat" and "bus" in one
+    assert named.tolist() == [[True, True], [True, False], [False, True], [False, False]]
+
+
+def test_places_learn_from_captions_of_whole_images_where_a_thing_is():
+    """Eight things, each an own direction, in one of nine places; texts name the thing only."""
+    draws = torch.Generator().manual_seed(0)
+    things = torch.randint(8, (400,), generator=draws)
+    where = torch.randint(9, (400,), generator=draws)
+    looks, meanings = torch.randn(8, 20, generator=draws), torch.eye(8, 12)
+    grids = 0.5 * torch.randn(400, 9, 20, generator=draws)
+    grids[torch.arange(400), where] += looks[things]
+    texts = PlaceTexts(meanings[things][:, None], meanings, torch.eye(8).bool()[things], meanings)
+    with scope(0, "start"):
+        start, classifier = torch.nn.Linear(20, 12), torch.nn.Linear(20, 8)
+    torch.nn.init.zeros_(classifier.weight)  # it knows nothing
+    torch.nn.init.zeros_(classifier.bias)
+    settings = {"epochs": 100, "batch": 100, "places": 9, "rate": 2e-2}
+    learnt = align_places(grids[:300], texts_of(texts, 300), start, classifier, **settings)
+
+    def found(projection):
+        with torch.no_grad():
+            scores = normalize(projection(grids[300:]), dim=-1) @ meanings.T  # (100, 9, 8)
+        own = scores[torch.arange(100), :, things[300:]]
+        return float((own.argmax(1) == where[300:]).float().mean())
+
+    assert found(start) < 0.4 and found(learnt) > 0.6  # by chance 0.11
+
+
+def texts_of(texts: PlaceTexts, count: int) -> PlaceTexts:
+    return PlaceTexts(texts.captions[:count], texts.words, texts.named[:count], texts.classes)
+
+
+@pytest.mark.skipif(not WEIGHTS, reason="needs published weights")
+def test_the_published_classifier_has_a_name_for_each_class():
+    classifier, names = imagenet_classifier()
+    assert classifier.weight.shape == (1000, 1280) and len(set(names)) > 990
+    assert names[0] == "tench" and names[207] == "golden retriever"
 
 
 def test_captions_say_nothing_false():
@@ -98,7 +156,7 @@ def test_vlm_small_is_put_together_from_its_layers(tmp_path):
     model = build_encoder("vlm-small", (3, 32, 32), {"size": 64})
     x = torch.rand(2, 3, 32, 32)
     places, whole = model.patches(x)
-    torch.testing.assert_close(places.mean(1), whole, rtol=1e-4, atol=1e-5)
+    assert (places.mean(1) - whole).abs().max() > 0.1  # places have a projection of their own
     assert model.places == (2, 2) and model.width == 512 and 1 < model.scale < 100
     texts = ["a dog", "two small dogs run over the grass ."]
     torch.testing.assert_close(
@@ -107,13 +165,16 @@ def test_vlm_small_is_put_together_from_its_layers(tmp_path):
         rtol=1e-4,
         atol=1e-5,
     )
-    save_projections(tmp_path / "w.safetensors", model.seen, model.told, model.scale)
-    torch.testing.assert_close(
-        build_encoder(
-            "vlm-small", (3, 32, 32), {"size": 64, "weights": str(tmp_path / "w.safetensors")}
-        )(x),
-        whole,
-    )
+    file = tmp_path / "w.safetensors"
+    save_projections(file, model.seen, model.told, model.scale, model.placed)
+    again = build_encoder("vlm-small", (3, 32, 32), {"size": 64, "weights": str(file)})
+    for part, expected in zip(again.patches(x), (places, whole)):
+        torch.testing.assert_close(part, expected)
+    save_projections(file, model.seen, model.told, model.scale)  # a file of before
+    earlier = build_encoder("vlm-small", (3, 32, 32), {"size": 64, "weights": str(file)})
+    places, earlier_whole = earlier.patches(x)
+    torch.testing.assert_close(earlier_whole, whole)
+    torch.testing.assert_close(places.mean(1), whole, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"has no scale|has no seen"):
         build_encoder(
             "vlm-small",

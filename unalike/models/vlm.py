@@ -143,6 +143,7 @@ class DualEncoder(VisionLanguageModel):
             `read(embeddings, mask)`.
         image_projection, text_projection: into the joint space.
         shape: of one image.
+        place_projection: of places; by default the one of whole images.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class DualEncoder(VisionLanguageModel):
         text_projection: nn.Module,
         shape: Sequence[int],
         scale: float,
+        place_projection: nn.Module | None = None,
     ):
         super().__init__()
         self.eye: Any = eye
@@ -160,6 +162,7 @@ class DualEncoder(VisionLanguageModel):
         # the projections' names in files of weights
         self.seen = image_projection
         self.told = text_projection
+        self.placed = place_projection
         self.scale = scale
         for name in ("word", "context", "begin", "end"):
             setattr(self, name, getattr(reader, name))
@@ -171,7 +174,9 @@ class DualEncoder(VisionLanguageModel):
 
     def see(self, images: Tensor) -> tuple[Tensor, Tensor]:
         grid = self.eye.grid(images)  # (n, channels, rows, columns)
-        return self.seen(grid.movedim(1, -1)).movedim(-1, 1), self.seen(grid.mean((-2, -1)))
+        place_projection = self.placed or self.seen
+        places = place_projection(grid.movedim(1, -1)).movedim(-1, 1)
+        return places, self.seen(grid.mean((-2, -1)))
 
     def split(self, text: str) -> list[int]:
         return self.reader.split(text)
