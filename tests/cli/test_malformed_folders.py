@@ -11,6 +11,7 @@ import random
 import shutil
 import sys
 
+import numpy
 import pytest
 import yaml
 from rich.console import Console
@@ -373,6 +374,35 @@ def test_commands_end_with_code_2_and_one_sentence(run, words, monkeypatch, caps
     out, err = capsys.readouterr()
     assert ended.value.code == 2 and not out
     assert err.startswith("unalike: ") and len(err.strip().splitlines()) == 1
+
+
+def test_arrays_that_unfold_to_gigabytes_are_not_shown(run, monkeypatch):
+    """A file of a few kilobytes may hold any number of zeros."""
+    (run / "pictures").mkdir(exist_ok=True)
+    numpy.savez_compressed(run / "pictures" / "weights-1.npz", matrix=numpy.zeros((1000, 1000)))
+    assert "weights" in read(run).method_arrays()
+    monkeypatch.setattr("unalike.report.folder.MAX_ARRAYS", 10**6)
+    assert "weights" not in read(run).method_arrays()
+
+
+@pytest.mark.parametrize("number", [1e99, -1e99, 0.5, -5])
+def test_odd_numbers_are_drawn_or_left_out(run, templates, number):
+    facts = {"round": number, "values": {"ada": {"accuracy": number}}}
+    append_event(run / "events.jsonl", "evaluation", **facts, who="together", when="end")
+    pairs = [[number, number], [number, -number]]
+    counts = {"ada": pairs[0], "ben": pairs[1]}
+    append_event(
+        run / "events.jsonl", "labels", labels=["a", "b"], counts=counts, together=pairs,
+        pairs={"ada": pairs},
+    )  # fmt: skip
+    append_event(run / "events.jsonl", "arrival", at=number, client="ada", round=number)
+    results = json.loads((run / "results.json").read_text())
+    results["clients"]["ada"] |= dict.fromkeys(("alone", "value", "gain", "samples"), number)
+    results |= dict.fromkeys(("delta", "losers", "seconds", "clock", "rounds"), number)
+    results["safeguard"] = {"delta": number, "losers": number}
+    (run / "results.json").write_text(json.dumps(results))
+    for command in ("report", "metrics", "watch", "compare"):
+        COMMANDS[command](run, templates / "other")
 
 
 def test_an_export_does_not_write_through_a_link(run, tmp_path):

@@ -1,6 +1,7 @@
 """A run folder, read from disk. Knows the files and their form, not what the numbers mean."""
 
 import csv
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from unalike.base.yaml_text import load_yaml
 
 # Files of a finished run that reports are made of.
 SHOWN = ("config.yaml", "results.json", "ledger.csv", "events.jsonl")
+MAX_ARRAYS = 2**28  # bytes in a file of arrays: a small one may unfold to gigabytes
 LEDGER_COLUMNS = ["round", "client", "direction", "operation", "messages", "bytes"]
 
 
@@ -226,6 +228,9 @@ def _load_arrays(file: Path) -> dict | None:
     import numpy
 
     try:
+        with zipfile.ZipFile(file) as packed:
+            if sum(part.file_size for part in packed.infolist()) > MAX_ARRAYS:
+                return None
         with numpy.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception:  # errors of zip and NumPy files have no common base class

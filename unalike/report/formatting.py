@@ -164,7 +164,8 @@ def spell(amount: int) -> str:
     >>> spell(3), spell(40)
     ('three', '40')
     """
-    return SMALL_NUMBERS[amount] if amount < len(SMALL_NUMBERS) else str(amount)
+    is_small = amount in range(len(SMALL_NUMBERS))
+    return SMALL_NUMBERS[int(amount)] if is_small else str(amount)
 
 
 def count_noun(amount: int, noun: str) -> str:
