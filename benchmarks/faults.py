@@ -25,6 +25,7 @@ from benchmarks.study import ROOT, Study, benchmark
 from unalike import runs
 from unalike.algorithms.fedavg import FedAvg
 from unalike.base import events
+from unalike.base.cache import cache_folder
 from unalike.base.errors import RunError, UserError
 from unalike.base.integrity import write_whole
 from unalike.core.client import Client
@@ -32,7 +33,6 @@ from unalike.core.participation import FederationConfig
 from unalike.models import MLP
 from unalike.report import write
 from unalike.runs.environment import hash_of_the_code
-from unalike.runs.local_baseline import cache_folder
 from unalike.runs.run_folder import commit
 from unalike.runs.verify import verify
 from unalike.scenarios import parse_scenario

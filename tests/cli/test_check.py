@@ -175,7 +175,7 @@ def test_two_partitions_of_one_dataset_are_rejected(problems_in, output_of):
         ),
         (HEAD + "seed: 1\nseed: 2\n", 'x.yaml, line 5, column 1: the key "seed" occurs twice'),
         ("\x00", "x.yaml is not YAML: it has characters that are not allowed in text"),
-        ("a: " + "[" * 3000, "x.yaml is not a scenario: it is nested too deep"),
+        ("a: " + "[" * 3000, "x.yaml, line 1, column 103: it is nested more than 100 deep"),
         ("", "x.yaml is not a scenario: expected a mapping of names to values, it is empty"),
         (
             "python: true",

@@ -195,10 +195,10 @@ def storm(folder):
 
     def strike(here):
         since = 0  # kills since a round was finished: after five attempts without any it is over
-        while len(killed) < kills and not over.wait(draw.uniform(2.0, 15.0)):
+        while not over.wait(draw.uniform(2.0, 15.0)):
             here.start()  # what was killed, or ended because of that
             since = 0 if rounds_seen[0] else since
-            if since > 1:
+            if since > 1 or len(killed) >= kills:
                 continue
             victim = draw.choices(["a", "b", "superlink"], [4, 4, 1])[0]
             pids = supervisor.descendants(here.processes[victim].pid)

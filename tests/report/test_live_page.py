@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,11 @@ import pytest
 
 from unalike.base.events import append_event
 from unalike.base.lock import is_locked, lock
+from unalike.cli.live import page_token
 from unalike.report.folder import read
 from unalike.report.live_page import SENTENCES, format_clock, render_sections
 from unalike.report.live_run import LiveRun, gains_so_far
-from unalike.report.live_server import Feed, bind, build_app, is_loopback, usual_port
+from unalike.report.live_server import Feed, bind, build_app, usual_port
 from unalike.report.page import render_page, write
 
 CLIENTS = {
@@ -263,7 +265,10 @@ def test_clocks_are_rounded():
 # over HTTP
 
 
-def call(app, path="/", host="127.0.0.1:80", method="GET", cookie="", port=80):
+TOKEN = "s3cret"
+
+
+def call(app, path=f"/{TOKEN}/", host="127.0.0.1:80", method="GET", **headers):
     """The answer of an ASGI application, without a network: status, headers, text."""
     sent = []
 
@@ -274,10 +279,11 @@ def call(app, path="/", host="127.0.0.1:80", method="GET", cookie="", port=80):
         sent.append(message)
 
     where, _, query = path.partition("?")
-    headers = [(b"host", host.encode()), (b"cookie", cookie.encode())]
+    named = {"host": host, **headers}
     scope = {
         "type": "http", "method": method, "path": where, "query_string": query.encode(),
-        "headers": headers, "http_version": "1.1", "scheme": "http", "server": ("0.0.0.0", port),
+        "headers": [(name.replace("_", "-").encode(), text.encode()) for name, text in named.items()],
+        "http_version": "1.1", "scheme": "http", "server": ("127.0.0.1", 80),
     }  # fmt: skip
     asyncio.run(app(scope, receive, send))
     text = b"".join(message.get("body", b"") for message in sent[1:]).decode()
@@ -288,57 +294,85 @@ def call(app, path="/", host="127.0.0.1:80", method="GET", cookie="", port=80):
 def app(folder, writer):
     pytest.importorskip("starlette")
     writer.start()
-    return lambda *how: build_app(Feed(live_run(folder)), *how)
+    return lambda *hosts: build_app(Feed(live_run(folder)), TOKEN, set(hosts) or None)
 
 
 def test_the_page_lets_no_script_but_its_own_run(app):
-    status, headers, text = call(app({"127.0.0.1"}))
+    status, headers, text = call(app("127.0.0.1"))
     assert status == 200 and "fedavg on digits" in text
     assert "script-src 'self'" in headers["content-security-policy"]
     assert text.count("<script") == 1 and 'src="live.js"' in text and "http:" not in text
-    status, _, text = call(app({"127.0.0.1"}), "/live.js")
+    status, _, text = call(app("127.0.0.1"), f"/{TOKEN}/live.js")
     assert status == 200 and "EventSource" in text and "http" not in text
 
 
-def test_the_page_is_read_only_and_for_its_own_name(app):
-    assert call(app({"127.0.0.1"}), method="POST")[0] == 405
-    assert call(app({"127.0.0.1"}), host="evil.example:80")[0] == 403
-    assert call(app({"127.0.0.1"}), "/config.yaml")[0] == 404
-    assert call(app({"127.0.0.1"}), "/report")[0] == 200
+def test_the_page_is_read_only(app):
+    assert call(app("127.0.0.1"), method="POST")[0] == 405
+    assert call(app("127.0.0.1"), f"/{TOKEN}/config.yaml")[0] == 404
+    assert call(app("127.0.0.1"), f"/{TOKEN}/report")[0] == 200
 
 
-def test_beyond_this_machine_a_token_is_needed(app):
-    guarded = app(None, "s3cret")
-    for path in ("/", "/events", "/live.js", "/report", "/?token=wrong"):
-        assert call(guarded, path)[0] == 403
-    status, headers, _ = call(guarded, "/?token=s3cret")
-    assert status == 303 and headers["location"] == "/"
-    cookie = headers["set-cookie"]
-    assert "HttpOnly" in cookie and "SameSite=lax" in cookie
-    assert call(guarded, cookie=cookie.partition(";")[0])[0] == 200
-    assert call(guarded, cookie="unalike-watch=wrong")[0] == 403
+def test_without_the_token_nothing_is_shown(app):
+    """Also on loopback, where every user of the machine and every page in the browser may ask."""
+    for guarded in (app("127.0.0.1"), app()):
+        for path in ("/", "/events", "/live.js", "/report", "/wrong/", "//", f"/?token={TOKEN}"):
+            status, _, text = call(guarded, path)
+            assert status == 403 and "digits" not in text
+        assert call(guarded, "/", cookie=f"unalike-watch-80={TOKEN}")[0] == 403
 
 
-def test_pages_of_two_runs_on_one_host_have_cookies_of_their_own(app):
-    """Browsers send cookies to every port: the second page would have locked the first out."""
-    pages = {port: app(None, f"s3cret{port}") for port in (8601, 8602)}
-    cookies = []
-    for port, page in pages.items():
-        _, headers, _ = call(page, f"/?token=s3cret{port}", port=port)
-        cookies.append(headers["set-cookie"].partition(";")[0])
-    assert len({cookie.partition("=")[0] for cookie in cookies}) == 2
-    for port, page in pages.items():
-        assert call(page, cookie="; ".join(cookies), port=port)[0] == 200
-        assert call(page, cookie=cookies[port == 8601], port=port)[0] == 403
+def test_a_page_that_an_attacker_points_here_gets_nothing(app):
+    """DNS rebinding: the browser takes evil.example for this machine, and says so."""
+    for host in ("evil.example:80", "evil.example", "127.0.0.1.evil.example:80", "", "[::1"):
+        status, _, text = call(app("127.0.0.1"), host=host)
+        assert status == 403 and "digits" not in text
+        assert host in ("", "[::1") or host not in text
+
+
+def test_another_origin_is_never_allowed_to_read(app):
+    """Browsers keep an answer from the script of another page unless a header lets it through."""
+    for method in ("GET", "OPTIONS"):
+        _, headers, _ = call(app("127.0.0.1"), method=method, origin="http://evil.example")
+        assert not [name for name in headers if name.startswith("access-control")]
+    _, headers, _ = call(app("127.0.0.1"), origin="http://evil.example")
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+
+
+def test_the_token_reaches_no_other_port_or_page(app):
+    """A cookie would go to every port of the host, a referrer to the next page."""
+    _, headers, text = call(app("127.0.0.1"))
+    assert "set-cookie" not in headers and headers["referrer-policy"] == "no-referrer"
+    assert TOKEN not in text
 
 
 def test_the_way_in_leads_to_no_other_host(app):
-    _, headers, _ = call(app(None, "s3cret"), "//evil.example/?token=s3cret")
-    assert headers["location"] == "/evil.example/"
+    status, headers, _ = call(app(), f"/{TOKEN}")
+    assert status == 303 and headers["location"] == f"/{TOKEN}/"
+    assert call(app(), "//evil.example/")[0] == 403
 
 
-def test_only_loopback_addresses_do_without_a_token():
-    assert is_loopback("::1") and not is_loopback("0.0.0.0") and not is_loopback("example.org")
+def test_a_page_keeps_its_address_after_a_resume_and_each_user_has_another(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path / "ada"))
+    token = page_token(folder)
+    assert token == page_token(folder) != page_token(tmp_path) and len(token) == 32
+    assert (tmp_path / "ada" / "watch.key").stat().st_mode & 0o777 == 0o600
+    monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path / "ben"))
+    assert page_token(folder) != token
+    assert not [file for file in folder.rglob("*") if token in file.read_text(errors="replace")]
+
+
+@pytest.mark.parametrize("damage", ["readable", "cut", "unwritable"])
+def test_a_key_that_others_may_know_is_not_used(folder, tmp_path, monkeypatch, damage):
+    monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path))
+    key = tmp_path / "watch.key"
+    if damage == "unwritable":
+        key.mkdir()
+    else:
+        key.write_bytes(bytes(32) if damage == "readable" else b"")
+        key.chmod(0o644 if damage == "readable" else 0o600)
+    assert page_token(folder) != page_token(folder)
 
 
 def test_a_run_has_the_same_port_after_a_resume_unless_it_is_taken(folder, monkeypatch):
@@ -431,7 +465,13 @@ def server(folder, writer):
 
 def test_the_command_streams_and_ends_with_its_leash(server, writer):
     process, url = server
-    assert url.startswith("http://127.0.0.1:")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w=-]{32}/", url)
+    for address in (url[: -len("/") - 32], f"{url}events".replace(url[-9:-1], "0" * 8)):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(address, timeout=10)
+    rebound = urllib.request.Request(url, headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(rebound, timeout=10)
     with urllib.request.urlopen(f"{url}events", timeout=10) as stream:
         lines = (line.decode() for line in stream)
         first = next(line for line in lines if line.startswith("data"))

@@ -10,16 +10,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unalike.base.json_text import parse_json
+from unalike.base.record import find_problem_in_event
+
 FILE = "events.jsonl"
 
 
-def parse_event(line: str | bytes) -> dict[str, Any] | None:
-    """The event on a line; None where the line was cut short or is no event."""
+class EventError(ValueError):
+    """An event that has another form than those we write."""
+
+
+def parse_event(line: str | bytes, strict: bool = False) -> dict[str, Any] | None:
+    """The event on a line; None where the line was cut short, is no event, or one of another form.
+
+    Args:
+        strict: raise EventError for an event of another form.
+    """
     try:
-        event = json.loads(line)
+        event = parse_json(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return None
+    problem = find_problem_in_event(event)
+    if problem and strict:
+        raise EventError(problem)
+    return None if problem else event
 
 
 def read_events(path: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:

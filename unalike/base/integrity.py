@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from unalike.base.errors import UserError
+from unalike.base.json_text import parse_json
 
 MANIFEST = "manifest.json"  # of a finished run
 APPENDED = ("events.jsonl",)  # may grow later: what the manifest lists is how it begins
@@ -51,7 +52,8 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, even where the power fails."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)  # of a killed process; a link would be written through
+        with partial.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -96,12 +98,12 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not path.exists():
         return None
     try:
-        manifest = json.loads(path.read_text())
+        manifest = parse_json(path.read_text())
         return {
             str(name): {"bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
             for name, entry in manifest.items()
         }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise UserError(
             f"{path} cannot be read, so nothing shows whether the run is as it was written; "
             "restore the file from a copy"
@@ -111,6 +113,8 @@ def read_manifest(folder: Path) -> Manifest | None:
 def find_change(folder: Path, name: str, entry: FileEntry) -> str | None:
     """How a file differs from its entry in a manifest; None where it does not."""
     path = folder / name
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        return f"the manifest of {folder} names a file outside of it, {name}"
     if not path.is_file():
         return f"{path} is missing"
     size = path.stat().st_size

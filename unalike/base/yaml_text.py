@@ -3,6 +3,7 @@
 from typing import Any
 
 MAX_NODES = 1_000_000  # values that a text may stand for
+MAX_DEPTH = 100  # lists and mappings inside one another; far deeper ones end the process
 
 
 def load_yaml(text: str) -> Any:
@@ -15,11 +16,12 @@ def load_yaml(text: str) -> Any:
 def construct_yaml(text: str, loader_class: Any) -> Any:
     """The value of a YAML text, by a loader class of PyYAML.
 
-    Raises: yaml.YAMLError where it is none, or where its aliases stand for too many values: a few
-        lines of them can stand for billions.
+    Raises: yaml.YAMLError where it is none, is nested too deep, or where its aliases stand for too
+        many values: a few lines of them can stand for billions.
     """
     import yaml
 
+    _check_depth(text)
     loader = loader_class(text)
     try:
         node = loader.get_single_node()
@@ -30,8 +32,34 @@ def construct_yaml(text: str, loader_class: Any) -> Any:
                 problem=f"its aliases stand for more than {MAX_NODES:,} values"
             )
         return loader.construct_document(node)
+    except (ValueError, RecursionError) as error:  # a date such as 2026-99-99
+        raise yaml.MarkedYAMLError(problem=str(error)) from None
     finally:
         loader.dispose()
+
+
+def _check_depth(text: str) -> None:
+    """Raise yaml.YAMLError for a text that is nested too deep.
+
+    The parser goes through it step by step, whereas the loader written in C calls itself for each
+    list or mapping in another, and thousands of them end the process.
+    """
+    import yaml
+
+    depth = 0
+    events: Any = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    while depth <= MAX_DEPTH:
+        try:
+            event: Any = next(events, None)
+        except yaml.YAMLError:  # the loader will come across it, too, and says it in its own words
+            return
+        if event is None:
+            return
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+    raise yaml.MarkedYAMLError(
+        problem=f"it is nested more than {MAX_DEPTH} deep", problem_mark=event.start_mark
+    )
 
 
 def count_nodes(node: Any, known: dict[int, float]) -> float:

@@ -232,7 +232,7 @@ def watch(
     path: RunFolder,
     host: Annotated[
         str,
-        typer.Option(help="Address to listen at; beyond this machine it needs a token."),
+        typer.Option(help="Address to listen at; by default only this machine reaches it."),
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
@@ -247,12 +247,14 @@ def watch(
     """
     raise_on_interrupt()
     from unalike.base.lock import is_locked
+    from unalike.cli.live import page_token
     from unalike.report.live_run import LiveRun
-    from unalike.report.live_server import serve
+    from unalike.report.live_server import is_loopback, serve
 
+    token = page_token(path) if is_loopback(host) else None
     live = LiveRun(path, is_running=lambda: is_locked(path), own=leash)
     tell = lambda url: typer.echo(url if leash else f"{path} is shown at {url} until Ctrl-C.")
-    serve(live, host, port, tell, sys.stdin.buffer if leash else None)
+    serve(live, host, port, tell, sys.stdin.buffer if leash else None, token)
 
 
 @app.command()

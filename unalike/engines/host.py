@@ -407,6 +407,16 @@ class Host:
             return {"number": number, "reply": reply}
         return {"number": number, "reply": None}  # a reply that cannot be encoded
 
+    def adopt_stored(self) -> None:
+        """Count clients as changed that another process stored in the middle of a round.
+
+        That process died, and nobody has asked them for anything since.
+        """
+        for client in self.clients:
+            if client not in self.runtimes and self.store.has_current(client):
+                self.changed.add(client)
+                self.spilled.add(client)
+
     def save(self, round: int) -> None:
         """Store a snapshot of every client that changed since the last one.
 

@@ -28,7 +28,7 @@ from unalike.core.engine import Arrival, EngineSettings
 from unalike.core.runtime import ClientRuntime
 from unalike.engines.host import SimulatedAnswer, counted_bytes
 from unalike.engines.process import EngineError
-from unalike.engines.ray_actor import ClientActor, token_path
+from unalike.engines.ray_actor import ClientActor, take_over
 from unalike.engines.realtime import RealTimeEngine, pack_messages, parse_reply
 from unalike.engines.store import Store
 
@@ -85,7 +85,7 @@ class RayEngine(RealTimeEngine):
         # one snapshot more than the server keeps, which is saved after the clients
         self.store = Store(self.folder, snapshots=3)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        token_path(self.folder).write_text(self.token)
+        take_over(self.folder, self.token)
         fit = count_actors(self.ray.cluster_resources(), actors, cpus, gpus)
         count = min(len(clients), fit)
         self.actor_arguments = (
@@ -235,10 +235,12 @@ class RayEngine(RealTimeEngine):
         actor.last_sign = self.now
         actor.deaths = 0
         del actor.in_flight[number]
+        # Replies of one actor may come in another order than it answered in.
         if changed == "stored":
-            actor.unstored = []
-        elif changed == "yes":
-            actor.unstored.append(call.message)
+            actor.stored_up_to = max(actor.stored_up_to, number)
+            actor.unstored = {n: m for n, m in actor.unstored.items() if n > number}
+        elif changed == "yes" and number > actor.stored_up_to:
+            actor.unstored[number] = call.message
         if number in actor.dropped:
             actor.dropped.discard(number)
         else:
@@ -264,9 +266,10 @@ class RayEngine(RealTimeEngine):
         self.spare = self._start_spare()
         unanswered = actor.in_flight
         actor.in_flight = {}
-        again = [*actor.unstored, *(call.message for call in unanswered.values())]
+        unstored = [message for _, message in sorted(actor.unstored.items())]
+        again = [*unstored, *(call.message for call in unanswered.values())]
         self.repeated += [(client, operation) for client, operation, *_ in again]
-        for message in actor.unstored:
+        for message in unstored:
             actor.ready = actor.process.handle.remote(*message)
         for number, call in unanswered.items():
             actor.post(number, call.message, self.now)
@@ -275,7 +278,7 @@ class RayEngine(RealTimeEngine):
         """Store all clients as of the end of a round."""
         self._call_all("save", round)
         for actor in self.actors:
-            actor.unstored = []
+            actor.unstored = {}
         self.spare = self.spare or self._start_spare()
 
     def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None:
@@ -284,7 +287,8 @@ class RayEngine(RealTimeEngine):
         self.store.rewind(round)
         for actor in self.actors:
             actor.in_flight = {}
-            actor.unstored = []
+            actor.unstored = {}
+            actor.stored_up_to = 0
             actor.dropped = set()
         self._call_all("forget")
 
@@ -348,7 +352,10 @@ class Actor:
         self.clients = clients
         self.contents = contents
         self.in_flight: dict[int, Call] = {}  # by message number, in the order they were sent
-        self.unstored: list[CallMessage] = []  # that changed clients since they were stored
+        # Messages that changed clients since they were stored, by number; and the last number
+        # that is known to be stored.
+        self.unstored: dict[int, CallMessage] = {}
+        self.stored_up_to = 0
         self.dropped: set[int] = set()  # messages whose reply nobody waits for
         self.last_sign = 0.0  # when it last answered, or was given something to do
         self.deaths = 0  # since it last answered

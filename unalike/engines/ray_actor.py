@@ -2,9 +2,10 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -16,6 +17,12 @@ from unalike.engines.host import Host
 from unalike.engines.process import EngineError
 from unalike.engines.store import Store
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+TAKE_OVER_TIMEOUT = 60.0  # seconds that a new server waits for actors of the one before it
 # Seconds of work after which clients are stored in the middle of a round. That much may have to be
 # done again when the process dies.
 STORE_EVERY = 2.0
@@ -92,6 +99,7 @@ class ClientActor:
 
     def save(self, round: int) -> None:
         """Store all clients as of the end of a round."""
+        self.host.adopt_stored()
         self.host.save(round)
         self.unstored_work = 0.0
 
@@ -111,27 +119,70 @@ class FencedStore(Store):
         super().__init__(folder, snapshots=3)
         self.token = token
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Check the token, and keep it as it is inside.
+
+        A server that takes the run over waits until whatever was begun is written. Without that,
+        an actor that is slow could write into what the new server has already rewound.
+        """
+        with _open_token(self.folder) as file:
+            if fcntl is not None:
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_SH)
+            self.check_token()
+            yield
+
     def check_token(self) -> None:
         """Raise EngineError where another server has taken the run over."""
-        try:
-            token = token_path(self.folder).read_text()
-        except OSError:
-            raise EngineError(
-                f"the run's folder, {self.folder}, is not the same on the machine of this actor; "
-                "on a cluster of several machines it must lie where all of them see it (--out)"
-            ) from None
+        with _open_token(self.folder) as file:
+            token = file.read()
         if token != self.token:
             raise EngineError("another server has taken this run over")
 
     def write_current(self, name: str, state: Any) -> None:
         """Write a client's state in the middle of a round (`Store.write_current`)."""
-        self.check_token()
-        super().write_current(name, state)
+        with self.writing():
+            super().write_current(name, state)
 
     def snapshot(self, name: str, state: Any | None, round: int) -> None:
         """Write the state of a client at the end of a round (`Store.snapshot`)."""
-        self.check_token()
-        super().snapshot(name, state, round)
+        with self.writing():
+            super().snapshot(name, state, round)
+
+
+def _open_token(folder: Path) -> IO[str]:
+    try:
+        return token_path(folder).open()
+    except OSError:
+        raise EngineError(
+            f"the run's folder, {folder}, is not the same on the machine of this actor; "
+            "on a cluster of several machines it must lie where all of them see it (--out)"
+        ) from None
+
+
+def take_over(folder: Path, token: str) -> None:
+    """Let only actors with this token write to a store, once those at work have written.
+
+    Raises: EngineError where an actor of an earlier server does not end.
+    """
+    deadline = time.monotonic() + TAKE_OVER_TIMEOUT
+    with token_path(folder).open("a+") as file:
+        while fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise EngineError(
+                        f"an actor of an earlier server still writes to {folder}, for more than "
+                        f"{TAKE_OVER_TIMEOUT:g} s: end it, then resume the run"
+                    ) from None
+                time.sleep(0.05)
+            except OSError:  # a file system without locks
+                break
+        file.truncate(0)
+        file.write(token)
 
 
 def token_path(folder: Path) -> Path:

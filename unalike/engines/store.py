@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from unalike.base.errors import UserError
 from unalike.base.integrity import hash_file, sync, write_whole
+from unalike.base.json_text import parse_json
 from unalike.base.message import encoded_size, from_json, to_json
 
 SUFFIX = ".safetensors"
@@ -62,7 +63,7 @@ def load(path: Path) -> Any:
     """Read what `save` wrote; raises CheckpointError where that is not possible."""
     try:
         with safe_open(path, framework="pt") as file:
-            return from_json(json.loads(file.metadata()["value"]), file.get_tensor)
+            return from_json(parse_json(file.metadata()["value"]), file.get_tensor)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise unreadable(path, error) from None
 
@@ -265,7 +266,8 @@ def read_index(entry: Path) -> dict[int, str]:
     """
     path = entry / INDEX
     try:
-        return {int(round): str(digest) for round, digest in json.loads(path.read_text()).items()}
+        index = parse_json(path.read_text())
+        return {int(round): str(digest) for round, digest in index.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:

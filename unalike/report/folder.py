@@ -1,17 +1,24 @@
 """A run folder, read from disk. Knows the files and their form, not what the numbers mean."""
 
 import csv
-import json
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from unalike.base.errors import UserError
-from unalike.base.events import parse_event
+from unalike.base.events import EventError, parse_event
 from unalike.base.integrity import find_changes, read_manifest
+from unalike.base.json_text import parse_json
+from unalike.base.record import (
+    describe_kind,
+    find_problem_in_config,
+    find_problem_in_results,
+)
 from unalike.base.yaml_text import load_yaml
 
 # Files of a finished run that reports are made of.
 SHOWN = ("config.yaml", "results.json", "ledger.csv", "events.jsonl")
+MAX_ARRAYS = 2**28  # bytes in a file of arrays: a small one may unfold to gigabytes
 LEDGER_COLUMNS = ["round", "client", "direction", "operation", "messages", "bytes"]
 
 
@@ -85,7 +92,7 @@ def read(path: str | Path) -> Run:
             raise UserError(
                 f"{changes[0]}. Restore it from a copy; `unalike verify {path}` compares all files"
             )
-    events, cut_events = _read_events(path / "events.jsonl")
+    events, cut_events = read_events(path / "events.jsonl")
     ledger, cut_rows = _read_ledger(path / "ledger.csv")
     config = read_config(path)
     start = next((event for event in events if event["event"] == "start"), {})
@@ -147,7 +154,10 @@ def read_config(path: Path) -> dict:
     except yaml.YAMLError as error:
         raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(config, dict):
-        raise UserError(f"{file} should hold named settings, got {type(config).__name__}.")
+        raise UserError(f"{file} should hold named settings, got {describe_kind(config)}.")
+    problem = find_problem_in_config(config)
+    if problem:
+        raise UserError(f"{file} is not the config of a run: {problem}.")
     return config
 
 
@@ -155,32 +165,45 @@ def _read_results(file: Path) -> dict | None:
     if not file.is_file():
         return None
     try:
-        results = json.loads(_read_text(file))
-    except json.JSONDecodeError as error:
+        results = parse_json(_read_text(file))
+    except ValueError as error:
         raise UserError(f"{file} is not JSON: {error}.") from None
-    clients = results.get("clients") if isinstance(results, dict) else None
-    if not isinstance(clients, dict) or not all(
-        isinstance(client, dict) for client in clients.values()
-    ):
-        raise UserError(
-            f"{file} should name the clients and give each its results, as a finished run does."
-        )
+    problem = find_problem_in_results(results)
+    if problem:
+        raise UserError(f"{file} does not hold the results of a run: {problem}.")
     return results
 
 
-def _read_events(file: Path) -> tuple[list[dict], int]:
-    """Return the events in order, and how many lines were cut short."""
+def read_events(file: Path) -> tuple[list[dict], int]:
+    """Return the events in order, and how many lines were cut short.
+
+    Raises: UserError for an event of another form than those a run writes.
+    """
     text = _read_text(file) if file.is_file() else ""
-    lines = [line for line in text.splitlines() if line.strip()]
-    events = [event for event in map(parse_event, lines) if event is not None]
-    return events, len(lines) - len(events)
+    events = []
+    unreadable = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            event = parse_event(line, strict=True)
+        except EventError as error:
+            raise UserError(f"{file}, line {number}, is no event of a run: {error}.") from None
+        if event is None:
+            unreadable += 1
+        else:
+            events.append(event)
+    return events, unreadable
 
 
 def _read_ledger(file: Path) -> tuple[list[dict], int]:
     """Return the rows, with integers where numbers belong, and how many rows were cut short."""
     if not file.is_file():
         return [], 0
-    lines = list(csv.reader(_read_text(file).splitlines()))
+    try:
+        lines = list(csv.reader(_read_text(file).splitlines()))
+    except csv.Error as error:
+        raise UserError(f"{file} is no table of bytes sent: {error}.") from None
     if not lines:
         return [], 0
     if lines[0] != LEDGER_COLUMNS:
@@ -194,15 +217,20 @@ def _read_ledger(file: Path) -> tuple[list[dict], int]:
 def _parse_row(cells: list[str]) -> dict | None:
     try:
         row = dict(zip(LEDGER_COLUMNS, cells, strict=True))
-        return row | {key: int(row[key]) for key in ("round", "messages", "bytes")}
+        numbers = {key: int(row[key]) for key in ("round", "messages", "bytes")}
     except ValueError:
         return None
+    fits = all(number.bit_length() <= 64 for number in numbers.values())
+    return row | numbers if fits else None
 
 
 def _load_arrays(file: Path) -> dict | None:
     import numpy
 
     try:
+        with zipfile.ZipFile(file) as packed:
+            if sum(part.file_size for part in packed.infolist()) > MAX_ARRAYS:
+                return None
         with numpy.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception:  # errors of zip and NumPy files have no common base class

@@ -1,6 +1,5 @@
 """Numbers and names as text for tables and pages. Knows nothing of results, files or terminals."""
 
-import math
 from typing import Any
 
 SMALL_NUMBERS = (
@@ -19,17 +18,21 @@ SMALL_NUMBERS = (
     "twelve",
 )
 MISSING = "–"
+LARGEST = 1e100
 
 
 def to_number(value: Any) -> float | None:
-    """Return `value` as a float; None if it is missing, not a number, NaN or infinite."""
+    """Return `value` as a float; None if it is missing, no number, NaN or beyond 1e100.
+
+    Larger ones, which nothing measured is, would overflow in means and scales.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         number = float(value)
     except OverflowError:  # a whole number of hundreds of digits
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= LARGEST else None
 
 
 def printable(text: Any) -> str:
@@ -161,7 +164,8 @@ def spell(amount: int) -> str:
     >>> spell(3), spell(40)
     ('three', '40')
     """
-    return SMALL_NUMBERS[amount] if amount < len(SMALL_NUMBERS) else str(amount)
+    is_small = amount in range(len(SMALL_NUMBERS))
+    return SMALL_NUMBERS[int(amount)] if is_small else str(amount)
 
 
 def count_noun(amount: int, noun: str) -> str:

@@ -111,7 +111,7 @@ def total_bytes(run: Run) -> dict[str, int]:
     """
     known = (run.results or {}).get("bytes")
     if known:
-        return known
+        return {way: int(to_number(known.get(way)) or 0) for way in ("up", "down")}
     traffic = traffic_by_operation(run).values()
     up = sum(total["up"] for total in traffic)
     down = sum(total["down"] for total in traffic)

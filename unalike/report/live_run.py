@@ -50,7 +50,7 @@ class LiveRun:
         is_running: says whether a process is at work on the run.
         own: whether this is the page of the very process that runs it. Then it ends with the report
             that the run draws at its end, so that nobody draws it twice.
-    Raises: UserError where there is no run's config.
+    Raises: UserError where there is no run's config, or its events are not of a run.
     """
 
     def __init__(self, path: Path, is_running: Callable[[], bool], own: bool = False):
@@ -64,6 +64,7 @@ class LiveRun:
         self.run = folder.Run(path=path, config=folder.read_config(path), results=None)
         self.problem = ""  # why the results cannot be shown
         self.known: tuple = ()  # all but events that a page depends on, at the last update
+        folder.read_events(path / events.FILE)  # of somebody else's run: may raise a UserError
         self.update()
 
     def update(self) -> bool:

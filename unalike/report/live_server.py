@@ -1,4 +1,4 @@
-"""Serves the live page of a run: read-only, to browsers here or, with a token, elsewhere."""
+"""Serves the live page of a run: read-only, to whoever has the address with its token."""
 
 import asyncio
 import ipaddress
@@ -11,11 +11,9 @@ import traceback
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from http.cookies import SimpleCookie
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import parse_qs
 
 from unalike.base.errors import UserError
 from unalike.report.folder import read
@@ -27,7 +25,6 @@ EVERY = 0.5  # seconds between looks at the run
 BEAT = 15.0  # seconds after which a silent connection gets a sign of life
 GRACE = 5.0  # seconds in which browsers get the end of a run before its server ends
 FIRST_PORT, PORTS = 8600, 1000
-COOKIE = "unalike-watch"
 # Only scripts of ours run, and a page reaches nobody but its server.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; connect-src 'self'; "
@@ -143,19 +140,22 @@ class Feed:
 
 
 class Guard:
-    """Lets in who may look: with a token whoever has it, else requests to this very machine.
+    """Lets in whoever knows the token, which is the first part of every path.
+
+    A part of the path reaches nobody else: browsers send cookies to every port of a host, where
+    somebody else may listen, and a script of another page cannot read this one's address.
 
     Args:
         app: the ASGI application behind.
+        token: what the path must begin with.
         hosts: names that a request may be for; a page of another name, which an attacker points
             here (DNS rebinding), gets nothing. None: any name.
-        token: what must be shown once, as `?token=`; the browser keeps it as a cookie.
     """
 
-    def __init__(self, app: Any, hosts: set[str] | None, token: str | None):
+    def __init__(self, app: Any, token: str, hosts: set[str] | None):
         self.app = app
-        self.hosts = hosts
         self.token = token
+        self.hosts = hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, or pass it on."""
@@ -166,45 +166,32 @@ class Guard:
 
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "").rpartition(":")[0] or headers.get(b"host", "")
-        shown = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        # A browser sends a cookie to all ports of a host: each page has one of its own.
-        name = f"{COOKIE}-{(scope.get('server') or ('', 0))[1]}"
+        shown, slash, rest = scope["path"].removeprefix("/").partition("/")
         response: Any = None
         if self.hosts is not None and host not in self.hosts:
-            response = PlainTextResponse(f"This page is not at {host}.\n", 403)
-        elif self.token is not None and shown and self._is_token(shown):
-            response = RedirectResponse("/" + scope["path"].lstrip("/\\"), 303)  # to this host
-            response.set_cookie(name, self.token, httponly=True, samesite="lax")
-        elif self.token is not None and not self._is_token(_cookie(headers, name)):
+            response = PlainTextResponse("This page has another name.\n", 403)
+        elif not secrets.compare_digest(shown.encode(), self.token.encode()):
             response = PlainTextResponse(
-                "This page needs the token that `unalike watch` printed: open the whole address "
-                "that it printed.\n",
+                "This page needs the token that `unalike` printed: open the whole address that it "
+                "printed.\n",
                 403,
             )
+        elif not slash:
+            response = RedirectResponse(f"/{self.token}/", 303)
         if response is not None:
             response.headers.update(HEADERS)
             await response(scope, receive, send)
             return
-        await self.app(scope, receive, send)
-
-    def _is_token(self, shown: str) -> bool:
-        return secrets.compare_digest(shown.encode(), str(self.token).encode())
+        await self.app({**scope, "path": f"/{rest}"}, receive, send)
 
 
-def _cookie(headers: dict[bytes, str], name: str) -> str:
-    cookies: SimpleCookie = SimpleCookie()
-    with suppress(Exception):  # a malformed cookie is none
-        cookies.load(headers.get(b"cookie", ""))
-    return cookies[name].value if name in cookies else ""
-
-
-def build_app(feed: Feed, hosts: set[str] | None = None, token: str | None = None) -> Any:
+def build_app(feed: Feed, token: str, hosts: set[str] | None = None) -> Any:
     """Return the page of a run as an ASGI application.
 
     Args:
         feed: the run.
+        token: what every path begins with.
         hosts: names that it is asked for by, None for any.
-        token: what a browser must show first.
     """
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -240,7 +227,7 @@ def build_app(feed: Feed, hosts: set[str] | None = None, token: str | None = Non
         Route("/report", report),
         Route("/live.js", send_script),
     ]
-    return Guard(Starlette(routes=routes, lifespan=lifespan), hosts, token)
+    return Guard(Starlette(routes=routes, lifespan=lifespan), token, hosts)
 
 
 def is_loopback(host: str) -> bool:
@@ -288,15 +275,17 @@ def serve(
     port: int | None = None,
     tell: Callable[[str], None] = print,
     leash: IO[bytes] | None = None,
+    token: str | None = None,
 ) -> None:
     """Serve the page of a run until Ctrl-C.
 
     Args:
         live: the run.
-        host: address to listen at. Beyond this machine, a token is needed and part of the address.
+        host: address to listen at.
         port: by default one that follows from the run's folder.
         tell: takes the address to open.
         leash: when this ends, so does the server, after all browsers got the last state.
+        token: that the address has, and whoever looks must know; by default a new one.
     Raises: UserError where the packages are missing, or the address cannot be used.
     """
     try:
@@ -307,10 +296,10 @@ def serve(
             "the live page needs Starlette and uvicorn: pip install 'unalike[watch]'"
         ) from None
     listener = bind(host, port, live.path)
-    own = is_loopback(host)
-    token = None if own else secrets.token_urlsafe(24)
+    token = token or secrets.token_urlsafe(24)
+    hosts = {"localhost", "127.0.0.1", "[::1]", host} if is_loopback(host) else None
     feed = Feed(live)
-    app = build_app(feed, {"localhost", "127.0.0.1", "[::1]", host} if own else None, token)
+    app = build_app(feed, token, hosts)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, access_log=False)
     server = uvicorn.Server(config)
 
@@ -340,8 +329,8 @@ def serve(
         asyncio.run(main())
 
 
-def address(host: str, port: int, token: str | None) -> str:
+def address(host: str, port: int, token: str) -> str:
     """Return what to open in a browser."""
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host
     name = f"[{name}]" if ":" in name else name
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}/{token}/"

@@ -189,7 +189,7 @@ def _has_clock(run: Run) -> bool:
     """Return whether simulated time matters: a deadline, ticks, unlike speeds, or single visits."""
     federation = run.config.get("federation") or {}
     clients = run.config.get("clients") or []
-    speeds = {tuple(client.get(name) for name in SPEEDS) for client in clients}
+    speeds = {tuple(to_number(client.get(name)) for name in SPEEDS) for client in clients}
     timed = any(federation.get(name) for name in ("deadline", "tick"))
     return bool(timed or len(speeds) > 1 or history.visits(run))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from unalike.base.errors import UserError
 from unalike.core.client import Client
 from unalike.data.jpeg import read_image
+from unalike.report.folder import check_inside
 from unalike.runs.export import trained_program
 
 DIGITS = 4  # of probabilities and weights
@@ -63,7 +64,9 @@ def explain(
     if "plan" in reasons:
         from unalike.report.mpl import save_explanation
 
-        to = to or Path(run) / "explained" / f"{Path(image).stem}.png"
+        if to is None:
+            to = Path(run) / "explained" / f"{Path(image).stem}.png"
+            check_inside(to, Path(run))
         to.parent.mkdir(parents=True, exist_ok=True)
         maps = {}
         for i in best:

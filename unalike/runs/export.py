@@ -5,17 +5,22 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
-from unalike.base.errors import UserError, unknown_name
+from unalike.base.errors import Problems, RunError, UserError, describe_error, unknown_name
+from unalike.base.json_text import parse_json
+from unalike.base.record import FLAG, TEXT, WHOLE, Form, find_problem_in_config, mapping, required
 from unalike.base.registry import without_imports
+from unalike.base.settings import to_problem
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
 from unalike.core.lazy_clients import LazyClients
@@ -23,6 +28,7 @@ from unalike.core.program import ClientProgram, hash_model
 from unalike.data.samples import Samples
 from unalike.engines.store import Store, quote
 from unalike.models.frozen import including_frozen
+from unalike.report.folder import check_inside
 from unalike.runs.model_card import model_card
 from unalike.runs.model_files import HEAD, read_weights, write_weights
 from unalike.runs.plan import plan_from_dict
@@ -33,6 +39,17 @@ from unalike.scenarios.validate import parse_algorithm
 from unalike.training.loop import Training
 
 CONFIG = "unalike.json"
+EXPORTED = required(client=TEXT, scenario=mapping())  # what it holds
+# Configs of a run started from Python, and of what a site keeps of a run.
+PYTHON_RUN = required(algorithm=required(name=TEXT), training=mapping(), seed=WHOLE)
+SITE_RUN = required(
+    algorithm=required(name=TEXT),
+    training=mapping(),
+    seed=WHOLE,
+    guarded=FLAG,
+    client_file=TEXT,
+    about=mapping(),
+)
 BuildProgram = Callable[[], ClientProgram]
 
 
@@ -57,7 +74,7 @@ def trained(
     """
     folder = Folder.open(Path(run))
     models = {}
-    with without_imports(folder.path, trust):
+    with _reading(folder.path, trust, clients, algorithm):
         for id, build in _program_builders(folder.config, folder.path, clients, algorithm).items():
             program = _restore(folder, build())
             models[id] = program.client.task.deployable(program)
@@ -88,11 +105,14 @@ def export(
     Returns: a line about each file.
     """
     folder = Folder.open(Path(run))
-    with without_imports(folder.path, trust):
+    with _reading(folder.path, trust, clients, algorithm):
         builders = _program_builders(folder.config, folder.path, clients, algorithm)
         program = _restore(folder, _build_program(client, builders))
     model = program.client.task.deployable(program)
     target = Path(out or folder.path / "exports" / quote(client))
+    if out is None:
+        for path in (target, *target.rglob("*")):
+            check_inside(path, folder.path)
     target.mkdir(parents=True, exist_ok=True)
     lines = write_weights(model, target)
     info = program.client.info()
@@ -134,10 +154,22 @@ def rebuild(
     file = folder / CONFIG
     if not file.is_file():  # of earlier versions
         file = folder / "config.json"
-    config = json.loads(file.read_text())
-    with without_imports(folder, trust):
+    try:
+        config = parse_json(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {describe_error(error)}") from None
+    problem = EXPORTED(config, "") or find_problem_in_config(config["scenario"])
+    if problem:
+        raise UserError(f"{file} does not describe an exported model: {problem}")
+    with _reading(folder, trust, clients, algorithm):
         builders = _program_builders(config["scenario"], folder, clients, algorithm)
         program = _build_program(config["client"], builders)
+        _load_weights(program, folder)
+    return program.model.eval()
+
+
+def _load_weights(program: ClientProgram, folder: Path) -> None:
+    """Load the weights that `export` wrote to a folder."""
     weights = read_weights(program.model, folder)
     encoder = program.model.__dict__.get("encoder")
     if isinstance(encoder, nn.Module):  # one that is no part of the model's state
@@ -147,7 +179,6 @@ def rebuild(
         weights = {n: t for n, t in weights.items() if not n.startswith(prefix)}
     program.client.task.deployable(program, weights)
     program.load(weights)
-    return program.model.eval()
 
 
 def trained_program(
@@ -161,13 +192,35 @@ def trained_program(
         trust: as for `trained`.
     """
     folder = Folder.open(Path(run))
-    with without_imports(folder.path, trust):
+    with _reading(folder.path, trust):
         builders = _program_builders(folder.config, folder.path, None, None)
         if client is None:
             entries = (folder.results or {"clients": {}})["clients"]
             with_model = [id for id, entry in entries.items() if "parameters" in entry]
             client = next(iter(with_model or builders))
         return _restore(folder, _build_program(client, builders))
+
+
+@contextmanager
+def _reading(folder: Path, trust: bool, *own: object) -> Iterator[None]:
+    """Build models from a folder: without `trust` none of its code runs (`without_imports`).
+
+    Then a model that cannot be built, say of 10**15 columns, is the folder's mistake, which
+    becomes a sentence. Where code of the user's takes part, its exceptions keep their traceback.
+
+    Args:
+        own: clients and a method of the user's; None for those that the folder describes.
+    """
+    with without_imports(folder, trust):
+        try:
+            yield
+        except (UserError, RunError):
+            raise
+        except Exception as error:
+            if trust or any(part is not None for part in own):
+                raise
+            reason = describe_error(error).splitlines()[0]
+            raise UserError(f"{folder} holds no model that can be rebuilt: {reason}") from error
 
 
 def _program_builders(
@@ -184,6 +237,7 @@ def _program_builders(
     config = dict(config)
     method: Algorithm | None
     if config.get("python"):
+        _check_form(PYTHON_RUN, config, source)
         method = algorithm or parse_algorithm(config["algorithm"])[0]
         if clients is None:
             raise UserError(
@@ -195,10 +249,12 @@ def _program_builders(
             name = config["algorithm"]["name"]
             message = f"{source} was run with the method {name}, which is your own: pass algorithm="
             raise UserError(message)
-        training = Training(**config["training"])
+        training = _parse_training(config["training"], source)
         seed = config["seed"]
     elif "client_file" in config:
-        plan = plan_from_dict(config)
+        _check_form(SITE_RUN, config, source)
+        _parse_training(config["training"], source)
+        plan = plan_from_dict({**config, "privacy": None})
         method, training, seed = plan["algorithm"], plan["training"], plan["seed"]
         clients = [load_client(config["client_file"], config["about"])]
     else:
@@ -213,6 +269,20 @@ def _program_builders(
         on_cpu = replace(client, device="cpu")
         builders[client.id] = partial(method.Program, on_cpu, method, training, seed)
     return builders
+
+
+def _check_form(form: Form, config: Mapping[str, Any], source: Path) -> None:
+    problem = form(config, "")
+    if problem:
+        raise UserError(f"{source} has not the config of a run: {problem}")
+
+
+def _parse_training(settings: dict[str, Any], source: Path) -> Training:
+    try:
+        return Training(**settings)
+    except ValidationError as error:
+        problems = [to_problem(detail, Training) for detail in error.errors()]
+        raise Problems(f"training of {source}", problems) from None
 
 
 def _clients_with_results(clients: LazyClients, run: Path) -> list[Client]:

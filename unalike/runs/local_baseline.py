@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unalike.algorithms.local import Local
+from unalike.base.cache import cache_folder
 from unalike.base.integrity import seal, unseal
 from unalike.core.client import Client
 from unalike.core.engine import Engine
@@ -189,14 +190,6 @@ def _describe_client(client: Client, initial: Any) -> dict[str, Any]:
 
 def _fingerprint_or_zero(samples: Samples | None) -> str | int:
     return fingerprint(samples) if samples is not None else 0
-
-
-def cache_folder() -> Path:
-    """UNALIKE_CACHE, or `unalike` in the user's cache folder."""
-    own = os.environ.get("UNALIKE_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unalike"
 
 
 def read_cache(path: Path) -> dict[str, Any] | None:

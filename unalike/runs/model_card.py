@@ -6,7 +6,14 @@ from typing import Any
 import yaml
 
 from unalike.core.client import ClientInfo
-from unalike.report.formatting import describe_privacy, format_epsilon, format_gain, format_metric
+from unalike.report.formatting import (
+    MISSING,
+    describe_privacy,
+    format_epsilon,
+    format_gain,
+    format_metric,
+    to_number,
+)
 
 MAX_LABELS = 50  # listed by name
 
@@ -43,25 +50,25 @@ def _facts(info: ClientInfo, results: Mapping[str, Any] | None) -> list[str]:
         "task": f"{info.task}, metric {info.metric}",
         "labels": _labels(info.labels),
         "encoder": info.model,
-        "training samples": f"{info.samples:,}",
+        "training samples": _count(info.samples),
     }
     if results is None:
         rows["state"] = "of a run that is not finished"
     else:
-        entry = results["clients"][info.id]
+        entry = results["clients"].get(info.id, {})
         unit = entry.get("unit", "%")
-        rows["method"] = str(results["algorithm"])
-        rows["rounds"] = str(results["rounds"])
-        rows[f"{info.metric}, trained alone"] = format_metric(entry["alone"], unit)
-        rows[f"{info.metric}, trained together"] = format_metric(entry["value"], unit)
+        rows["method"] = str(results.get("algorithm"))
+        rows["rounds"] = str(results.get("rounds"))
+        rows[f"{info.metric}, trained alone"] = format_metric(entry.get("alone"), unit)
+        rows[f"{info.metric}, trained together"] = format_metric(entry.get("value"), unit)
         if entry.get("kept"):
             rows["kept by the safeguard"] = f"the model trained {entry['kept']}"
         spent = entry.get("privacy")
         rows["privacy"] = "no noise was added: there is no epsilon"
         if spent:
             rows["privacy"] = f"epsilon {format_epsilon(spent)} {describe_privacy(spent)}"
-        rows["scenario, seed"] = f"{results['scenario']}, {results['seed']}"
-        rows["commit"] = str(results["commit"])
+        rows["scenario, seed"] = f"{results.get('scenario')}, {results.get('seed')}"
+        rows["commit"] = str(results.get("commit"))
     return ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in rows.items())]
 
 
@@ -75,9 +82,9 @@ def _participants(results: Mapping[str, Any]) -> list[str]:
     ]
     for id, entry in results["clients"].items():
         unit = entry.get("unit", "%")
-        alone, together = (format_metric(entry[name], unit) for name in ("alone", "value"))
-        cells = [id, entry["model"], entry["task"], f"{entry['samples']:,}", entry["metric"]]
-        cells += [alone, together, format_gain(entry["gain"])]
+        alone, together = (format_metric(entry.get(name), unit) for name in ("alone", "value"))
+        cells = [id, entry.get("model"), entry.get("task"), _count(entry.get("samples"))]
+        cells += [entry.get("metric"), alone, together, format_gain(entry.get("gain"))]
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return lines
 
@@ -116,6 +123,11 @@ def _usage(in_transformers: bool, onnx_input: str) -> list[str]:
         "```",
     ]
     return lines
+
+
+def _count(samples: Any) -> str:
+    number = to_number(samples)
+    return MISSING if number is None else f"{number:,.0f}"
 
 
 def _labels(labels: tuple[str, ...]) -> str:

@@ -24,8 +24,16 @@ from unalike.base.integrity import (
     unseal,
     write_whole,
 )
+from unalike.base.json_text import parse_json
 from unalike.base.ledger import check_ledger
 from unalike.base.lock import lock
+from unalike.base.record import (
+    TEXT,
+    WHOLE,
+    find_problem_in_config,
+    find_problem_in_results,
+    required,
+)
 from unalike.base.version import __version__
 from unalike.base.yaml_text import dump_yaml, load_yaml
 from unalike.engines.store import (
@@ -36,6 +44,7 @@ from unalike.engines.store import (
     file_name,
     load,
     read_index,
+    unreadable,
 )
 
 # Everything that a start writes before its first checkpoint.
@@ -61,6 +70,12 @@ FOLDERS_OF_A_RUN = ("checkpoints", "pictures")
 # Settings that say where a run is computed and kept, not what comes of it: they may change
 # between a start and a resume.
 RESUMABLE = ("engine", "workers", "threads", "device", "data_dir", "checkpoint", "modules", "track")
+SERVER_STATE = required(
+    federation=required(finished=WHOLE),
+    manifest=required(clients=TEXT, archive=TEXT),
+    ledger=required(bytes=WHOLE, sha256=TEXT),
+    config=TEXT,
+)
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -130,6 +145,10 @@ class Folder:
         """
         if not (Path(path) / "config.yaml").is_file():
             raise UserError(f"{path} is no run folder: it has no config.yaml")
+        for name in (RESULTS, MANIFEST, events.FILE):  # reading a pipe would never end
+            file = Path(path) / name
+            if file.exists() and not file.is_file():
+                raise UserError(f"{file} is no file: put a copy of the run's in its place")
         return cls(path)
 
     def holds_failed_start(self) -> bool:
@@ -162,6 +181,9 @@ class Folder:
             config = None
         if not isinstance(config, dict):
             raise UserError(f"{path} cannot be read: it was cut short or is no run's config")
+        problem = find_problem_in_config(config)
+        if problem:
+            raise UserError(f"{path} is not the config of a run: {problem}")
         return config
 
     @property
@@ -202,11 +224,12 @@ class Folder:
         results = None
         if change is None:
             try:
-                results = json.loads(path.read_text())
+                results = parse_json(path.read_text())
             except (OSError, ValueError) as error:
                 change = f"{path} cannot be read ({error})"
-        if change is None and not (isinstance(results, dict) and "clients" in results):
-            change = f"{path} holds no results"
+        problem = find_problem_in_results(results) if change is None else None
+        if problem:
+            change = f"{path} holds no results: {problem}"
         if change is not None or results is None:
             raise UserError(
                 f"{change}. Restore it from a copy; or move it to another folder and resume the "
@@ -260,7 +283,7 @@ class Folder:
         """
         path = self.path / name
         try:
-            return json.loads(path.read_text()) if path.exists() else None
+            return parse_json(path.read_text()) if path.exists() else None
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}); restore it from a copy") from None
 
@@ -279,7 +302,7 @@ class Folder:
         if not path.exists() or (digest is not None and hash_file(path) != digest):
             return None
         try:
-            return unseal(json.loads(path.read_text()))
+            return unseal(parse_json(path.read_text()))
         except (OSError, ValueError):
             return None
 
@@ -299,7 +322,7 @@ class Folder:
         for path, digest in self._find_checkpoints(damages):
             try:
                 check_digest(path, digest)
-                state = load(path)
+                state = load_server_state(path)
                 finished = state["federation"]["finished"]
                 self.client_store.check(finished, state["manifest"]["clients"])
                 self.archive.check(finished, state["manifest"]["archive"])
@@ -336,6 +359,15 @@ class Folder:
     def _server_checkpoints(self) -> Iterator[Path]:
         """Snapshots of the server; what was being written when a process was killed is none."""
         return (self.path / "checkpoints" / "server" / "server").glob("[0-9]*.safetensors")
+
+
+def load_server_state(path: Path) -> dict[str, Any]:
+    """Return the server's state in a checkpoint. Raises: CheckpointError where it is none."""
+    state = load(path)
+    problem = SERVER_STATE(state, "")
+    if problem is not None:
+        raise unreadable(path, ValueError(problem))
+    return state
 
 
 def config_differences(before: Any, after: Any, path: str = "") -> list[str]:

@@ -5,8 +5,8 @@ from pathlib import Path
 from unalike.base.errors import UserError
 from unalike.base.integrity import find_changes, read_manifest
 from unalike.base.ledger import check_ledger
-from unalike.engines.store import CheckpointError, check_digest, file_name, load, read_index
-from unalike.runs.run_folder import RESULTS, Folder, hash_config
+from unalike.engines.store import CheckpointError, check_digest, file_name, read_index
+from unalike.runs.run_folder import RESULTS, Folder, hash_config, load_server_state
 
 
 def verify(path: str | Path) -> tuple[list[str], int]:
@@ -40,7 +40,7 @@ def _verify_checkpoint(folder: Folder) -> tuple[list[str], int]:
     server_file = entry / file_name(max(index))
     try:
         check_digest(server_file, index[max(index)])
-        state = load(server_file)
+        state = load_server_state(server_file)
     except CheckpointError as error:
         return [str(error)], 1
     problems = []
@@ -58,7 +58,7 @@ def _verify_checkpoint(folder: Folder) -> tuple[list[str], int]:
         problems.append(str(error))
     if state["config"] != hash_config(folder.config):
         problems.append(f"{folder.path / 'config.yaml'} is not the one the run began with")
-    baseline = state["baseline"]
+    baseline = state.get("baseline")
     if baseline is not None:
         count += 1
         if folder.read_baseline(baseline) is None:

@@ -12,6 +12,7 @@ from unalike.tracking import TRACKERS
 from unalike.training.loop import Training
 
 Count = Annotated[int, Field(ge=1)]
+MAX_CLIENTS = 1_000_000  # in a group
 Positive = Annotated[float, Field(gt=0)]
 Nonnegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -87,7 +88,7 @@ class Group(Settings):
     """One client, or `count` clients with the same settings."""
 
     id: str
-    count: Count = 1
+    count: Annotated[Count, Field(le=MAX_CLIENTS)] = 1
     model: Named
     target: str | None = None  # which target of the dataset; required if it has several
     task: dict[str, Any] = {}  # options of the task, e.g. its loss

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from unalike.base.json_text import parse_json
+from unalike.base.record import NAMES, NUMBER, TEXT, fields
 from unalike.report.folder import check_inside
 
 Point = tuple[str, int]  # name of a series, and step
+ENTRY = fields(id=TEXT, step=NUMBER, names=NAMES)  # a line of a journal
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,10 @@ class Journal:
         self.id = ""
         for line in lines:
             entry = _parse(line)
-            self.id = entry.get("id", self.id)
-            self.known |= {(name, entry["step"]) for name in entry.get("names", ())}
+            self.id = entry.get("id") or self.id
+            step = entry.get("step")
+            if step is not None:
+                self.known |= {(name, step) for name in entry.get("names") or ()}
 
     def run_id(self) -> str:
         """Return the run's name in the store: that of an earlier start, or a new one."""
@@ -84,7 +89,9 @@ class Journal:
 
 
 def _parse(line: str) -> dict[str, Any]:
+    """An entry of a journal; empty where the line was cut short or is none."""
     try:
-        return json.loads(line)
+        entry = parse_json(line)
     except ValueError:
         return {}
+    return entry if ENTRY(entry, "") is None else {}
