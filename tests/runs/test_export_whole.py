@@ -166,6 +166,8 @@ def test_the_model_card_says_what_the_model_is(tmp_path, toys):
     ):
         assert text in card
     assert sum(line.startswith(f"| {name} |") for line in card.splitlines() for name in "ab") == 2
+    # the clients were made by this program, so no file describes them
+    assert 'unalike.rebuild("FOLDER", clients)' in card
 
 
 def test_the_card_of_a_private_run_has_its_epsilon(tmp_path, toys):

@@ -105,14 +105,19 @@ def export(
         "finished": folder.results is not None or any(folder.events("finish")),
     }
     (target / CONFIG).write_text(json.dumps(config, indent=1))
-    arguments = ", clients" if folder.config.get("python") else ""
+    from_python = bool(folder.config.get("python"))
+    arguments = ", clients" if from_python else ""
     lines.append(f"{target / CONFIG}   rebuild with unalike.rebuild({str(target)!r}{arguments})")
     onnx_input = ""
     if onnx:
         line, onnx_input = _export_onnx(model, program.client, target / "model.onnx")
         lines.append(line)
     card = model_card(
-        info, folder.results, in_transformers=(target / HEAD).is_file(), onnx_input=onnx_input
+        info,
+        folder.results,
+        in_transformers=(target / HEAD).is_file(),
+        onnx_input=onnx_input,
+        from_python=from_python,
     )
     (target / "README.md").write_text(card)
     return [*lines[:-1], f"{target / 'README.md'}   model card", lines[-1]]

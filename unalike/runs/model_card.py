@@ -16,6 +16,7 @@ def model_card(
     results: Mapping[str, Any] | None,
     in_transformers: bool,
     onnx_input: str,
+    from_python: bool = False,
 ) -> str:
     """The text of README.md.
 
@@ -24,6 +25,7 @@ def model_card(
         results: of the run; None where it is not finished.
         in_transformers: whether the folder has the layout of transformers.
         onnx_input: what model.onnx takes; empty where there is none.
+        from_python: whether a program made the clients, so that none are described in the files.
     """
     front = {
         "library_name": "transformers" if in_transformers else "unalike",
@@ -33,7 +35,7 @@ def model_card(
     lines += [f"# Model of {_cell(info.id)}", "", *_facts(info, results), ""]
     if results is not None:
         lines += [*_participants(results), ""]
-    lines += ["## How to load it", "", *_usage(in_transformers, onnx_input)]
+    lines += ["## How to load it", "", *_usage(in_transformers, onnx_input, from_python)]
     return "\n".join(lines) + "\n"
 
 
@@ -82,7 +84,7 @@ def _participants(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _usage(in_transformers: bool, onnx_input: str) -> list[str]:
+def _usage(in_transformers: bool, onnx_input: str, from_python: bool) -> list[str]:
     """How to load the files, without us where that is possible."""
     lines = []
     if in_transformers:
@@ -107,12 +109,17 @@ def _usage(in_transformers: bool, onnx_input: str) -> list[str]:
             "```",
             "",
         ]
+    condition = "where the run's scenario can be read"
+    arguments = ""
+    if from_python:
+        condition = "with clients made as for the run"
+        arguments = ", clients"
     lines += [
-        "The whole model in torch, where the run's scenario can be read:",
+        f"The whole model in torch, {condition}:",
         "```python",
         "import unalike",
         "",
-        'model = unalike.rebuild("FOLDER")',
+        f'model = unalike.rebuild("FOLDER"{arguments})',
         "```",
     ]
     return lines
