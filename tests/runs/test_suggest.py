@@ -83,7 +83,7 @@ FIRST = {
     "subflot-pacs": {"subflot"},
     "subflot-agnews": {"heterofl", "fedrolex", "feddse", "feddropout", "flexfl"},
     "hapt": {"fedavg"},
-    "hapt-phones": {"heterofl"},
+    "hapt-recordings": {"heterofl"},
 }
 LIKE = {
     "muscle-setup1": "muscle-vision",

@@ -18,6 +18,6 @@ def test_clinic_runs_and_nobody_falls_far_behind(tmp_path):
 
 
 def test_hapt_phones_has_thirty_persons_with_phones_of_three_strengths():
-    scenario, _ = load("hapt-phones")
+    scenario, _ = load("hapt-recordings")
     assert [client.capacity for client in scenario.clients] == [1.0, 0.5, 0.25]
     assert sum(client.count for client in scenario.clients) == 30

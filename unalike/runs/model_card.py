@@ -15,7 +15,7 @@ def model_card(
     info: ClientInfo,
     results: Mapping[str, Any] | None,
     in_transformers: bool,
-    onnx_input: str,
+    onnx_inputs: Mapping[str, str],
     from_python: bool = False,
 ) -> str:
     """The text of README.md.
@@ -24,7 +24,7 @@ def model_card(
         info: what the client announces whose model it is.
         results: of the run; None where it is not finished.
         in_transformers: whether the folder has the layout of transformers.
-        onnx_input: what model.onnx takes; empty where there is none.
+        onnx_inputs: what model.onnx takes, by name; empty where there is none.
         from_python: whether a program made the clients, so that none are described in the files.
     """
     front = {
@@ -35,7 +35,7 @@ def model_card(
     lines += [f"# Model of {_cell(info.id)}", "", *_facts(info, results), ""]
     if results is not None:
         lines += [*_participants(results), ""]
-    lines += ["## How to load it", "", *_usage(in_transformers, onnx_input, from_python)]
+    lines += ["## How to load it", "", *_usage(in_transformers, onnx_inputs, from_python)]
     return "\n".join(lines) + "\n"
 
 
@@ -84,7 +84,7 @@ def _participants(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _usage(in_transformers: bool, onnx_input: str, from_python: bool) -> list[str]:
+def _usage(in_transformers: bool, onnx_inputs: Mapping[str, str], from_python: bool) -> list[str]:
     """How to load the files, without us where that is possible."""
     lines = []
     if in_transformers:
@@ -98,14 +98,18 @@ def _usage(in_transformers: bool, onnx_input: str, from_python: bool) -> list[st
             "```",
             "",
         ]
-    if onnx_input:
+    if onnx_inputs:
+        alone = set(onnx_inputs) == {"x"}
+        facts = onnx_inputs["x"] if alone else "a dict of arrays: "
+        if not alone:
+            facts += "; ".join(f"{_cell(name)} {text}" for name, text in onnx_inputs.items())
         lines += [
-            f"From input to output, without torch; x is {onnx_input}:",
+            f"From input to output, without torch; x is {facts}:",
             "```python",
             "import onnxruntime",
             "",
             'session = onnxruntime.InferenceSession("FOLDER/model.onnx")',
-            'output = session.run(None, {"x": x})',
+            'output = session.run(None, {"x": x})' if alone else "output = session.run(None, x)",
             "```",
             "",
         ]
