@@ -82,7 +82,7 @@ FIRST = {
     "subflot-cifar10": {"heterofl", "subflot"},
     "subflot-pacs": {"subflot"},
     "subflot-agnews": {"heterofl", "fedrolex", "feddse", "feddropout", "flexfl"},
-    "hapt": {"fedavg"},
+    "hapt": {"local", "heterofl"},
     "hapt-recordings": {"heterofl"},
 }
 LIKE = {
