@@ -47,8 +47,10 @@ def bench_hapt_recordings(study: Study) -> dict:
 
 @benchmark("hapt-causes")
 def bench_hapt_causes(study: Study) -> dict:
-    """What costs a person of `hapt-recordings` accuracy: width, too few own epochs, or no safeguard."""
-    rows = {name: ("hapt-recordings", ["evaluations=1", *settings]) for name, settings in CAUSES.items()}
+    """What costs a person of `hapt-recordings` accuracy: width, own epochs, or no safeguard."""
+    rows = {
+        name: ("hapt-recordings", ["evaluations=1", *settings]) for name, settings in CAUSES.items()
+    }
     found = study.runs(rows, seeds=range(100, 103))
     return {"rows": {name: compare_persons(runs) for name, runs in found.items()}}
 
