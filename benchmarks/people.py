@@ -35,7 +35,7 @@ def bench_clinic(study: Study) -> dict:
 
 @benchmark("hapt")
 def bench_hapt(study: Study) -> dict:
-    """Thirty persons with 20 labels of motion each: gain of each over 3 seeds; needs hapt_raw.npz."""
+    """Thirty persons, labels of every recording, safeguard: gains over 3 seeds; hapt_raw.npz."""
     return compare_with_local(study, "hapt")
 
 
