@@ -1,4 +1,4 @@
-"""Benchmarks on patients and persons: `clinic` (three tasks on tables) and `hapt` (30 phones)."""
+"""Benchmarks on patients and persons: `clinic` (three tasks on tables), `hapt`, `hapt-recordings`."""
 
 from collections.abc import Sequence
 from statistics import mean, median, stdev
@@ -11,7 +11,7 @@ SEEDS = range(3)
 OWN_EPOCHS = "algorithm={{name: heterofl, finetune: {}}}"
 WHOLE = tuple(f"clients.{group}.capacity=1" for group in range(3))
 MIXED = "data.options={split: stretches}"
-# what may cost a person of `hapt` accuracy, each row without one of them
+# what may cost a person of `hapt-recordings` accuracy, each row without one of them
 CAUSES: dict[str, tuple[str, ...]] = {
     "as it was": (OWN_EPOCHS.format(0),),
     "every phone holds all": (OWN_EPOCHS.format(0), *WHOLE),
@@ -35,23 +35,31 @@ def bench_clinic(study: Study) -> dict:
 
 @benchmark("hapt")
 def bench_hapt(study: Study) -> dict:
-    """Thirty persons, phones of three strengths: gain of each over 3 seeds; needs hapt_raw.npz."""
+    """Thirty persons, labels of every recording, safeguard: gains over 3 seeds; hapt_raw.npz."""
     return compare_with_local(study, "hapt")
+
+
+@benchmark("hapt-recordings")
+def bench_hapt_recordings(study: Study) -> dict:
+    """The same persons, phones of three strengths, tested on a recording that nobody labelled."""
+    return compare_with_local(study, "hapt-recordings")
 
 
 @benchmark("hapt-causes")
 def bench_hapt_causes(study: Study) -> dict:
-    """What costs a person of `hapt` accuracy: width, too few own epochs, or no safeguard."""
-    rows = {name: ("hapt", ["evaluations=1", *settings]) for name, settings in CAUSES.items()}
+    """What costs a person of `hapt-recordings` accuracy: width, own epochs, or no safeguard."""
+    rows = {
+        name: ("hapt-recordings", ["evaluations=1", *settings]) for name, settings in CAUSES.items()
+    }
     found = study.runs(rows, seeds=range(100, 103))
     return {"rows": {name: compare_persons(runs) for name, runs in found.items()}}
 
 
 @benchmark("hapt-methods")
 def bench_hapt_methods(study: Study) -> dict:
-    """`hapt` where every phone holds the whole network: methods that keep a part personal."""
+    """`hapt-recordings` where every phone holds the whole network: methods that keep a part personal."""
     rows = {
-        name: ("hapt", ["evaluations=1", f"algorithm={{name: {name}}}", *WHOLE])
+        name: ("hapt-recordings", ["evaluations=1", f"algorithm={{name: {name}}}", *WHOLE])
         for name in PERSONAL
     }
     found = study.runs(rows, seeds=range(100, 103))

@@ -241,7 +241,7 @@ def scenario(study: Study, dataset: str = "cifar10") -> str:
     """The scenario of a dataset, or `subflot-digits` in a quick benchmark."""
     if study.quick:
         return "subflot-digits"
-    return "hapt" if dataset == "hapt" else f"subflot-{dataset}"
+    return "hapt-recordings" if dataset == "hapt" else f"subflot-{dataset}"
 
 
 def settings_of(study: Study, dataset: str, values: Sequence[str]) -> list[str]:

@@ -124,6 +124,15 @@ def test_a_column_or_label_that_is_not_there_is_named(arguments, sentence):
         unalike.samples(ROWS, **arguments)
 
 
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_a_row_without_a_label_is_named(missing):
+    """Words and empty cells in one column: what a table with gaps looks like in pandas."""
+    table = {"age": [30.0, 50.0], "ill": np.array(["no", missing], dtype=object)}
+    for labels in (None, ["no", "yes"]):
+        with pytest.raises(UserError, match='column "ill" is empty in 1 of 2 rows: drop them'):
+            unalike.samples(table, x=["age"], y="ill", labels=labels)
+
+
 def test_what_is_no_table_is_named(tmp_path):
     with pytest.raises(UserError, match="columns need the same number of rows"):
         unalike.samples({"a": [1], "b": [1, 2]})

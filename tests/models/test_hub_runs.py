@@ -269,6 +269,34 @@ def test_a_wrong_option_is_told(options, sentence, folders):
         build_encoder("hub", (3, 32, 32), options)
 
 
+GREY_VIT = {
+    **{"model_type": "vit", "image_size": 8, "patch_size": 4, "num_channels": 1},
+    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "intermediate_size": 16,
+}
+
+
+def test_a_model_of_grey_images_takes_them_as_they_are(tmp_path):
+    """Its preprocessor file may still hold three means; here it has one for its one channel."""
+    transformers.AutoModel.from_config(transformers.ViTConfig(**GREY_VIT)).save_pretrained(tmp_path)
+    x = torch.rand(2, 1, 8, 8)
+    encoder = build_encoder("hub", (1, 8, 8), {"model": str(tmp_path), "lora": 2}).eval()
+    pixels = (x - 0.5) / 0.5
+    tokens = encoder.model(pixel_values=pixels).last_hidden_state[:, 1:]
+    torch.testing.assert_close(encoder(x), tokens.mean(1))
+
+
+@pytest.mark.parametrize(("channels", "taken"), [(1, 3), (6, 6), (6, 1)])
+def test_images_have_the_models_channels_or_one(channels, taken):
+    config = GREY_VIT | {"num_channels": taken}
+    if channels == taken or channels == 1:
+        encoder = build_encoder("hub", (channels, 8, 8), {"config": config}).eval()
+        assert encoder(torch.rand(2, channels, 8, 8)).shape == (2, 16)
+        return
+    with pytest.raises(UserError, match=r"takes images of 1 channels.*num_channels: 6"):
+        build_encoder("hub", (channels, 8, 8), {"config": config})
+
+
 def test_lora_goes_into_the_layers_that_are_named(folders):
     options = {"model": folders["vit"], "lora": 2, "targets": ["k_proj", "mlp.fc1"]}
     encoder = build_encoder("hub", (3, 32, 32), options)

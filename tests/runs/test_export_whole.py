@@ -128,6 +128,32 @@ def test_onnxruntime_gives_the_same_outputs(family, lora, tmp_path):
         torch.testing.assert_close(torch.from_numpy(output), model(x), atol=1e-5, rtol=1e-5)
 
 
+def test_onnx_takes_modalities_by_name_and_which_samples_have_them(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    has_left = torch.tensor([True, False] * 4)
+    x = {"left": torch.rand(8, 3), "right": torch.rand(8, 5), "left?": has_left}
+    options = {"encoder": {"name": "mlp"}, "width": 4}
+    fusion = partial(build_encoder, "late_fusion", {"left": (3,), "right": (5,)}, options)
+    data = (x, torch.arange(8) % 2)
+    client = Client("ada", fusion, Classification(["no", "yes"]), data, data)
+    model, folder, lines = run_and_export(client, tmp_path, onnx=True)
+    said = "left: float32 (rows, 3); right: float32 (rows, 5); left?: bool (rows)"
+    assert any(line.endswith(said) for line in lines), lines
+    assert "left float32 (rows, 3)" in (folder / "README.md").read_text()
+    session = runtime.InferenceSession(str(folder / "model.onnx"))
+    (output,) = session.run(None, {name: rows.numpy() for name, rows in x.items()})
+    with torch.no_grad():
+        expected = model(x)
+    torch.testing.assert_close(torch.from_numpy(output), expected, atol=1e-5, rtol=1e-5)
+    (changed,) = session.run(
+        None, {name: (rows + 1 if name == "left" else rows).numpy() for name, rows in x.items()}
+    )
+    is_equal = (torch.from_numpy(changed) == torch.from_numpy(output)).all(1)
+    assert is_equal.tolist() == (~has_left).tolist(), "what a sample lacks is not looked at"
+
+
 def test_the_model_card_says_what_onnx_takes(tmp_path):
     """Images that came as bytes are divided by 255 before the model: who runs it must know."""
     runtime = pytest.importorskip("onnxruntime")
@@ -166,6 +192,8 @@ def test_the_model_card_says_what_the_model_is(tmp_path, toys):
     ):
         assert text in card
     assert sum(line.startswith(f"| {name} |") for line in card.splitlines() for name in "ab") == 2
+    # the clients were made by this program, so no file describes them
+    assert 'unalike.rebuild("FOLDER", clients)' in card
 
 
 def test_the_card_of_a_private_run_has_its_epsilon(tmp_path, toys):

@@ -82,7 +82,8 @@ FIRST = {
     "subflot-cifar10": {"heterofl", "subflot"},
     "subflot-pacs": {"subflot"},
     "subflot-agnews": {"heterofl", "fedrolex", "feddse", "feddropout", "flexfl"},
-    "hapt": {"heterofl"},
+    "hapt": {"local", "heterofl"},
+    "hapt-recordings": {"heterofl"},
 }
 LIKE = {
     "muscle-setup1": "muscle-vision",

@@ -172,3 +172,28 @@ def test_a_model_that_fails_on_the_public_rows_keeps_its_exception(toys):
     client = toys.client("a", public=torch.zeros(24, 5))
     with pytest.raises(Problems, match="cannot take those of the public set"):
         unalike.run(unalike.FedMuscle(peers=1, width=8, batch=8), [client, toys.client("b")])
+
+
+def test_numbers_of_a_large_scale_are_told_before_the_run(tmp_path):
+    """Columns of inputs and targets that a small learning rate does not reach are told."""
+    x = torch.arange(12.0).reshape(6, 2) / 10
+    years = {"targets": torch.linspace(100, 140, 6), "small": torch.linspace(-1, 1, 6)}
+    tasks = {"targets": unalike.Regression(), "small": unalike.Regression()}
+    clients = [
+        unalike.Client(id, lambda: nn.Linear(2, 4), tasks[id], (x, y)) for id, y in years.items()
+    ]
+    large = (x + 120, torch.tensor([0, 1] * 3))
+    clients.append(
+        unalike.Client("inputs", lambda: nn.Linear(2, 4), unalike.Classification(2), large)
+    )
+    notices = []
+
+    def watch(event, **facts):
+        if event == "notice":
+            notices.append(facts["text"])
+
+    budget = Training(rounds=1)
+    unalike.run(FedAvg(), clients, training=budget, out=tmp_path / "run", watch=watch)
+    targets, inputs = notices
+    assert targets.startswith("targets: its targets have mean 120 and deviation 15:")
+    assert inputs.startswith("inputs: columns of the inputs have means up to 121;")

@@ -17,7 +17,7 @@ def test_clinic_runs_and_nobody_falls_far_behind(tmp_path):
     assert results["delta"] > 0 and min(entry["gain"] for entry in entries.values()) > -5
 
 
-def test_hapt_has_thirty_persons_with_phones_of_three_strengths():
-    scenario, _ = load("hapt")
+def test_hapt_phones_has_thirty_persons_with_phones_of_three_strengths():
+    scenario, _ = load("hapt-recordings")
     assert [client.capacity for client in scenario.clients] == [1.0, 0.5, 0.25]
     assert sum(client.count for client in scenario.clients) == 30

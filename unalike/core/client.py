@@ -446,7 +446,18 @@ def as_public_samples(data: Any, accepts_missing: Callable[[], bool] = lambda: F
 
 
 def factory_name(factory: Callable[[], nn.Module]) -> str | None:
-    """The name of a function that builds models; None for a lambda, which has none."""
-    function = factory.func if isinstance(factory, partial) else factory
+    """The name of a function that builds models; None for a lambda, which has none.
+
+    Of a partial function that gets a word first, the word is it: what to build, by name.
+
+    >>> factory_name(partial(print, "vit", 3)), factory_name(partial(print, 3))
+    ('vit', 'print')
+    """
+    function: Callable = factory
+    if isinstance(factory, partial):
+        function = factory.func
+        first = factory.args[0] if factory.args else None
+        if isinstance(first, str) and first.isidentifier():
+            return first
     name = getattr(function, "__name__", type(function).__name__)
     return name if name.isidentifier() else None

@@ -27,7 +27,8 @@ def with_masks(x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
     for name, rows in modalities(x).items():
         present = marks.get(name + MARK)
         if present is None:
-            present = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+            # not len(): an export to ONNX would fix the number of rows
+            present = torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device)
         else:
             rows = torch.where(present.bool().reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
         result[name] = rows

@@ -45,6 +45,17 @@ class Samples:
     def __len__(self) -> int:
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        """What there is, without reading a row.
+
+        >>> Tensors(torch.zeros(5, 1, 8, 8))
+        Tensors(5 rows of (1, 8, 8))
+        """
+        shape = f" of {self.shape}" if isinstance(self, Tensors) else ""
+        labels = f", labels {', '.join(self.labels[:10])}" if self.labels else ""
+        more = f" and {len(self.labels) - 10} more" if len(self.labels) > 10 else ""
+        return f"{type(self).__name__}({len(self)} rows{shape}{labels}{more})"
+
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         """Inputs and labels of these rows; labels are None if the samples have none.
 
@@ -376,6 +387,8 @@ def nonfinite_problem(samples: Samples) -> str | None:
             continue
         subject = f'modality "{name}" has' if name else "there is"
         remedy = f', or say by "{name}{MARK}" which samples have it' if name else ""
+        if not name and len(samples.shape) == 1:
+            remedy = ", or take an encoder that knows missing values, such as table"
         return (
             f"{subject} NaN or infinity in {count} of {len(samples)} samples: "
             f"fill them in or leave the samples out{remedy}"

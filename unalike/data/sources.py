@@ -198,13 +198,26 @@ def number_categories(table: Any, categories: Mapping[str, Sequence[str]]) -> An
         numbering = {str(value): number for number, value in enumerate(values)}
         numbers = []
         for row, value in enumerate(columns[name].tolist()):
-            is_missing = value is None or value != value  # NaN differs from itself
-            if not is_missing and str(value) not in numbering:
+            if not is_empty(value) and str(value) not in numbering:
                 problem = unknown_name("category", str(value), numbering)
                 raise UserError(f'column "{name}", row {row}: {problem}')
-            numbers.append(np.nan if is_missing else numbering[str(value)])
+            numbers.append(np.nan if is_empty(value) else numbering[str(value)])
         columns[name] = np.array(numbers, dtype=np.float32)
     return columns
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value of a table is missing.
+
+    >>> is_empty(None), is_empty(float("nan")), is_empty("nan"), is_empty([0.0])
+    (True, True, False, False)
+    """
+    if value is None:
+        return True
+    # NaN, and the missing time of pandas, differ from themselves; its missing value has no answer
+    return type(value).__name__ in ("NAType", "NaTType") or (
+        isinstance(value, float) and value != value
+    )
 
 
 def read_column(table: Any, name: str) -> np.ndarray:
@@ -257,10 +270,10 @@ def read_labels(
     if not isinstance(y, str):
         return number_columns(table, list(y)), tuple(labels or y)
     values = read_column(table, y)
+    missing = sum(is_empty(value) for value in values.tolist())
+    if missing:
+        raise UserError(f'column "{y}" is empty in {missing} of {len(values)} rows: drop them')
     if values.dtype.kind == "f" and labels is None:
-        if np.isnan(values).any():
-            missing = int(np.isnan(values).sum())
-            raise UserError(f'column "{y}" is empty in {missing} of {len(values)} rows: drop them')
         return torch.from_numpy(values.astype(np.float32)), ()
     if values.dtype.kind in "iub" and labels is not None:
         numbers = torch.from_numpy(values.astype(np.int64))

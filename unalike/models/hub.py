@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from unalike.base.errors import UserError, suggest_name
 from unalike.base.randomness import scope
-from unalike.models.checks import check_rgb_or_grey
+from unalike.models.checks import check_image
 from unalike.models.frozen import Frozen
 
 # normalisation where the model's files do not say
@@ -57,12 +57,20 @@ class Hub(Frozen):
         super().__init__()
         self.image_mean: Tensor
         self.image_std: Tensor
-        check_rgb_or_grey("hub", shape)
+        check_image("hub", shape)
         check_source("hub", model, config, lora)
         self.model, preprocessing = load_vision_model(model, config, frozen=lora > 0)
+        channels = getattr(self.model.config, "num_channels", 3)
+        if shape[0] not in (1, channels):
+            raise UserError(
+                f"hub: the model takes images of {channels} channels, or of 1, which is repeated; "
+                f"these have shape {tuple(shape)}. A config may say num_channels: {shape[0]}"
+            )
         self.size = size or input_size(self.model.config, preprocessing, shape)
         for name in ("image_mean", "image_std"):
             values = torch.tensor(preprocessing[name]).reshape(1, -1, 1, 1)
+            if values.shape[1] != channels:  # three, by default, of a model that takes others
+                values = values.mean().expand(1, channels, 1, 1).clone()
             self.register_buffer(name, values, persistent=False)
         if lora:
             add_lora(self.model, lora, targets)
@@ -102,9 +110,14 @@ class Hub(Frozen):
 
 
 def preprocess(x: Tensor, size: int, mean: Tensor, std: Tensor) -> Tensor:
-    """Resize and normalise images (n, 1 or 3, h, w) in [0, 1] to (n, 3, size, size)."""
+    """Resize and normalise images in [0, 1] to (n, channels, size, size).
+
+    Args:
+        x: (n, channels or 1, h, w); one channel is repeated.
+        mean: (1, channels, 1, 1), and so is `std`.
+    """
     x = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
-    return (x.expand(-1, 3, -1, -1) - mean) / std
+    return (x.expand(-1, mean.shape[1], -1, -1) - mean) / std
 
 
 def load_vision_model(

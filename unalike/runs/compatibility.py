@@ -29,6 +29,8 @@ from unalike.scenarios.build import try_build_clients
 from unalike.tasks import TASKS
 from unalike.training.loop import Training
 
+LARGE = 10.0  # mean of a column of inputs that a user is told of
+
 
 @dataclass
 class Report:
@@ -99,6 +101,33 @@ def check_plan(
         )
     report.raise_problems(plan.source or plan.name)
     return infos, report.architectures
+
+
+def describe_scales(clients: Iterable[Client]) -> list[str]:
+    """Sentences about clients whose inputs or targets are far from mean 0 and deviation 1.
+
+    Only data in memory are looked at, flat inputs, and no more than 1,024 rows of each client.
+    """
+    found = {}
+    advice = []
+    for client in clients:
+        if not isinstance(client.train, Tensors):
+            continue
+        x, y = client.train.rows(torch.arange(min(len(client.train), 1024)))
+        sentence = None if y is None else client.task.advice(y)
+        if sentence is not None:
+            advice.append(f"{client.id}: {sentence}")
+        if isinstance(x, torch.Tensor) and x.ndim == 2 and x.is_floating_point():
+            means = x.nansum(0) / x.isfinite().sum(0).clamp(min=1)
+            found[client.id] = means.abs().max().item()
+    large = {id: mean for id, mean in found.items() if LARGE < mean < float("inf")}
+    if large:
+        names = ", ".join(list(large)[:5]) + (" and others" if len(large) > 5 else "")
+        advice.append(
+            f"{names}: columns of the inputs have means up to {max(large.values()):.3g}; most "
+            "models learn faster from columns of mean 0 and deviation 1, scaled alike everywhere"
+        )
+    return advice
 
 
 def check_lazy_clients(plan: RunPlan) -> RunPlan:

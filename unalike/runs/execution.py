@@ -18,13 +18,14 @@ from unalike.base.tracebacks import is_debugging
 from unalike.core.engine import Engine, EngineSettings, Watch
 from unalike.core.evaluation import finish_tasks
 from unalike.core.federation import Federation, QuorumError
+from unalike.core.lazy_clients import examples_of
 from unalike.core.privacy import Privacy
 from unalike.core.replay import Replay
 from unalike.core.runtime import build_runtime
 from unalike.core.safeguard import hold_out
 from unalike.engines import engine_class
 from unalike.engines.store import Archive
-from unalike.runs.compatibility import check_lazy_clients, check_plan
+from unalike.runs.compatibility import check_lazy_clients, check_plan, describe_scales
 from unalike.runs.environment import Environment, describe_changes, environment
 from unalike.runs.figures import write_figure
 from unalike.runs.initial_models import InitialModels
@@ -124,7 +125,7 @@ class Run:
             clients={id: info.as_dict() for id, info in self.infos.items()},
             environment=self.environments[-1],
         )
-        for text in plan.notices:
+        for text in [*plan.notices, *describe_scales(examples_of(plan.clients))]:
             self.emit("notice", text=text)
         local = None
         if plan.compares:

@@ -125,14 +125,19 @@ def export(
         "finished": folder.results is not None or any(folder.events("finish")),
     }
     (target / CONFIG).write_text(json.dumps(config, indent=1))
-    arguments = ", clients" if folder.config.get("python") else ""
+    from_python = bool(folder.config.get("python"))
+    arguments = ", clients" if from_python else ""
     lines.append(f"{target / CONFIG}   rebuild with unalike.rebuild({str(target)!r}{arguments})")
-    onnx_input = ""
+    onnx_inputs: dict[str, str] = {}
     if onnx:
-        line, onnx_input = _export_onnx(model, program.client, target / "model.onnx")
+        line, onnx_inputs = _export_onnx(model, program.client, target / "model.onnx")
         lines.append(line)
     card = model_card(
-        info, folder.results, in_transformers=(target / HEAD).is_file(), onnx_input=onnx_input
+        info,
+        folder.results,
+        in_transformers=(target / HEAD).is_file(),
+        onnx_inputs=onnx_inputs,
+        from_python=from_python,
     )
     (target / "README.md").write_text(card)
     return [*lines[:-1], f"{target / 'README.md'}   model card", lines[-1]]
@@ -337,58 +342,71 @@ def _restore(folder: Folder, program: ClientProgram) -> ClientProgram:
     return program
 
 
-def _export_onnx(model: nn.Module, client: Client, file: Path) -> tuple[str, str]:
-    """Write an ONNX file. Returns: a line about it, or why there is none; and what its input is.
+def _export_onnx(model: nn.Module, client: Client, file: Path) -> tuple[str, dict[str, str]]:
+    """Write an ONNX file. Returns: a line about it, or why there is none; and what its inputs are.
 
-    The model takes samples as they came, images of bytes in [0, 1]. Where the encoder's frozen
-    trunk cannot be exported, the model takes the features that the trunk computes.
+    The model takes samples as they came, images of bytes in [0, 1], modalities by their names.
+    Where the encoder's frozen trunk cannot be exported, the model takes the features that the trunk
+    computes.
     """
     samples: Samples = getattr(client.train, "raw", client.train)
-    x, _ = samples.rows(torch.arange(min(2, len(samples))))
-    if not isinstance(x, Tensor):
-        line = (
-            f"no ONNX: this model takes its inputs by name ({', '.join(x)}), and only models "
-            "of one nameless input are exported"
-        )
-        return line, ""
-    scaled = ", bytes divided by 255" if x.dtype == torch.uint8 else ""
-    x = client.to_device(x).cpu()
-    sources = [(lambda: x, "")]
+    raw, _ = samples.rows(torch.arange(min(2, len(samples))))
+    x: Any = client.to_device(raw)
+    notes = {}
+    for name, rows in _by_name(raw).items():
+        notes[name] = ", bytes divided by 255" if rows.dtype == torch.uint8 else ""
+    sources: list[tuple[Callable[[], Any], dict[str, str]]] = [(lambda: x, notes)]
     trunk = getattr(getattr(model, "encoder", None), "trunk", None)
-    if callable(trunk):
-        sources.append((lambda: trunk(x), ", what the encoder's trunk makes of a sample"))
+    if callable(trunk) and isinstance(x, Tensor):
+        of_trunk = {"x": ", what the encoder's trunk makes of a sample"}
+        sources.append((lambda: trunk(x), of_trunk))
     problem = ""
-    for inputs, note in sources:
+    for read, said in sources:
         try:
             with torch.no_grad():
-                rows = inputs()
-            _write_onnx(model, rows, file)
+                inputs = read()
+            _write_onnx(model, inputs, file)
+        except ImportError as error:
+            return f"no ONNX: {error}; install unalike[onnx]", {}
+        except Exception as error:  # an exporter may raise anything
+            reason = str(error.__cause__ or error).strip().partition("\n")[0][:160]
+            problem = problem or f"no ONNX: this model does not export ({reason})"
+            continue
+        described = {}
+        for name, rows in _by_name(inputs).items():
             shape = ", ".join(["rows", *map(str, rows.shape[1:])])
             dtype = str(rows.dtype).removeprefix("torch.")
-            described = f"{dtype} ({shape}){note or scaled}"
-            return f"{file}   input x: {described}", described
-        except ImportError as error:
-            return f"no ONNX: {error}; install unalike[onnx]", ""
-        except Exception as error:  # an exporter may raise anything
-            reason = str(error).splitlines()[0][:160]
-            problem = problem or f"no ONNX: this model does not export ({reason})"
-    return problem, ""
+            described[name] = f"{dtype} ({shape}){said[name]}"
+        listed = "; ".join(f"{name}: {text}" for name, text in described.items())
+        return f"{file}   input {listed}", described
+    return problem, {}
 
 
-def _write_onnx(model: nn.Module, x: Tensor, file: Path) -> None:
-    """Write an ONNX file of a model with input `x` (rows, ...) and any number of rows."""
+def _by_name(x: Any) -> dict[str, Tensor]:
+    """Inputs by name; a single one is called "x"."""
+    return x if isinstance(x, dict) else {"x": x}
+
+
+def _write_onnx(model: nn.Module, x: Any, file: Path) -> None:
+    """Write an ONNX file of a model with any number of rows.
+
+    Args:
+        x: (rows, ...), or by name.
+    """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     quiet = contextlib.redirect_stdout(io.StringIO())
+    rows = torch.export.Dim("rows")
+    axes: Any = {name: {0: rows} for name in x} if isinstance(x, dict) else {0: rows}
     with quiet, warnings.catch_warnings(), including_frozen():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model,
-            (x,),
+            (x, {}),  # a last dict would be taken for keyword arguments
             file,
-            input_names=["x"],
+            input_names=list(_by_name(x)),
             output_names=["output"],
             dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim("rows")},),
+            dynamic_shapes=(axes,),
             verbose=False,
             external_data=False,
         )

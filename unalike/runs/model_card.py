@@ -22,7 +22,8 @@ def model_card(
     info: ClientInfo,
     results: Mapping[str, Any] | None,
     in_transformers: bool,
-    onnx_input: str,
+    onnx_inputs: Mapping[str, str],
+    from_python: bool = False,
 ) -> str:
     """The text of README.md.
 
@@ -30,7 +31,8 @@ def model_card(
         info: what the client announces whose model it is.
         results: of the run; None where it is not finished.
         in_transformers: whether the folder has the layout of transformers.
-        onnx_input: what model.onnx takes; empty where there is none.
+        onnx_inputs: what model.onnx takes, by name; empty where there is none.
+        from_python: whether a program made the clients, so that none are described in the files.
     """
     front = {
         "library_name": "transformers" if in_transformers else "unalike",
@@ -40,7 +42,7 @@ def model_card(
     lines += [f"# Model of {_cell(info.id)}", "", *_facts(info, results), ""]
     if results is not None:
         lines += [*_participants(results), ""]
-    lines += ["## How to load it", "", *_usage(in_transformers, onnx_input)]
+    lines += ["## How to load it", "", *_usage(in_transformers, onnx_inputs, from_python)]
     return "\n".join(lines) + "\n"
 
 
@@ -89,7 +91,7 @@ def _participants(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _usage(in_transformers: bool, onnx_input: str) -> list[str]:
+def _usage(in_transformers: bool, onnx_inputs: Mapping[str, str], from_python: bool) -> list[str]:
     """How to load the files, without us where that is possible."""
     lines = []
     if in_transformers:
@@ -103,23 +105,32 @@ def _usage(in_transformers: bool, onnx_input: str) -> list[str]:
             "```",
             "",
         ]
-    if onnx_input:
+    if onnx_inputs:
+        alone = set(onnx_inputs) == {"x"}
+        facts = onnx_inputs["x"] if alone else "a dict of arrays: "
+        if not alone:
+            facts += "; ".join(f"{_cell(name)} {text}" for name, text in onnx_inputs.items())
         lines += [
-            f"From input to output, without torch; x is {onnx_input}:",
+            f"From input to output, without torch; x is {facts}:",
             "```python",
             "import onnxruntime",
             "",
             'session = onnxruntime.InferenceSession("FOLDER/model.onnx")',
-            'output = session.run(None, {"x": x})',
+            'output = session.run(None, {"x": x})' if alone else "output = session.run(None, x)",
             "```",
             "",
         ]
+    condition = "where the run's scenario can be read"
+    arguments = ""
+    if from_python:
+        condition = "with clients made as for the run"
+        arguments = ", clients"
     lines += [
-        "The whole model in torch, where the run's scenario can be read:",
+        f"The whole model in torch, {condition}:",
         "```python",
         "import unalike",
         "",
-        'model = unalike.rebuild("FOLDER")',
+        f'model = unalike.rebuild("FOLDER"{arguments})',
         "```",
     ]
     return lines

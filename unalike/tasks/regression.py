@@ -12,6 +12,7 @@ from unalike.tasks.task import Labels, Task
 
 Kind = Literal["real", "count", "ordinal"]
 KINDS = ("real", "count", "ordinal")
+LARGE = 10.0  # mean or deviation of targets that a head learns slowly
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,27 @@ class Regression(Task):
             )
         if name == "std" and min(numbers) <= 0:
             raise ValueError(f"std must be above 0, got {min(numbers):g}")
+
+    def advice(self, y: Tensor) -> str | None:
+        """How to say the scale of targets that are far from mean 0 and deviation 1.
+
+        >>> print(Regression().advice(torch.tensor([100.0, 120.0, 140.0])))
+        its targets have mean 120 and deviation 20: Regression(..., mean=120, std=20) learns faster
+        """
+        if self.kind != "real" or self.mean != 0 or self.std != 1 or len(y) < 2:
+            return None
+        columns = y.reshape(len(y), -1).double()
+        mean, std = columns.mean(0), columns.std(0)
+        if max(mean.abs().max().item(), std.max().item()) <= LARGE or not std.all():
+            return None
+        numbers = {}
+        for name, values in {"mean": mean, "std": std}.items():
+            shown = [f"{value:.3g}" for value in values.tolist()]
+            numbers[name] = shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
+        return (
+            f"its targets have mean {numbers['mean']} and deviation {numbers['std']}: "
+            f"Regression(..., mean={numbers['mean']}, std={numbers['std']}) learns faster"
+        )
 
     @property
     def variant(self) -> str:

@@ -234,6 +234,10 @@ class Task:
         """
         return self
 
+    def advice(self, y: Tensor) -> str | None:
+        """Return what would help to learn these training labels, in a sentence, or None."""
+        return None
+
     # Evaluation
 
     def meter(self) -> Meter:
