@@ -147,9 +147,13 @@ class SubmodelProgram(FinetuneProgram):
     def add_output_mask(self, model: Model) -> None:
         """Set logits of labels that the client lacks to 0, while `masks_output` is on."""
         if self.masks_output:
-            absent = ~self.label_mask  # computed now: the hook may be recorded or exported
+            # A buffer, so that each client of a stack has its own; not part of what is sent.
+            absent = ~self.label_mask
+            model.head.register_buffer("absent_labels", absent, persistent=False)
             model.head.register_forward_hook(
-                lambda head, x, out: out.masked_fill(absent, 0.0) if self.masks_output else out
+                lambda head, x, out: (
+                    out.masked_fill(head.absent_labels, 0.0) if self.masks_output else out
+                )
             )
 
     @cached_property
