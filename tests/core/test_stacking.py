@@ -10,6 +10,7 @@ from torch import nn
 from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fedprox import FedProx
+from unalike.core import stacking
 from unalike.core.program_context import ProgramContext
 from unalike.core.stacking import Stacks
 from unalike.methods.averaging import AveragingProgram
@@ -347,3 +348,32 @@ def test_networks_of_images_run_as_a_stack(name):
     together = torch.func.vmap(forward)(parameters, buffers, images)
     for output, model, x in zip(together, models, images, strict=True):
         assert torch.allclose(output, model(x), atol=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_float64_decides_where_a_stack_in_float32_differs(
+    wrong, compare, toys, monkeypatch, caplog
+):
+    """Rounding in a deep network looks like a wrong stack in float32."""
+
+    class Hidden(FedAvg):
+        class Program(AveragingProgram):
+            def loss(self, x, y):
+                factor = 1 + 1e-5 * ord(self.client.id) if wrong else 1
+                return super().loss(x, y) * factor
+
+    find_difference = stacking.find_difference
+
+    def find(alone, together):
+        rounded = alone[0][0].dtype == torch.float32
+        return "far apart" if rounded else find_difference(alone, together)
+
+    monkeypatch.setattr(stacking, "find_difference", find)
+
+    def clients():
+        return [toys.client(id, dtype=torch.float32) for id in "abcd"]
+
+    apart, sizes, _ = compare(Hidden(), clients)
+    assert apart <= 1e-5
+    assert sizes == ({} if wrong else {4: 2})
+    assert ("train one by one" in caplog.text) == wrong
