@@ -140,10 +140,14 @@ class Forms:
         if depth > MAX_DEPTH:
             return object()  # no message
         kind = type(value)
+        if kind is float or (kind is int and value in INT64):
+            return kind
+        if value is None or kind is str or kind is bool or kind is int:
+            return kind, value
         if isinstance(value, Tensor):
             tensors.append(value)
             return value.dtype, value.shape, value.layout, value.device
-        if isinstance(value, dict) and kind is dict:
+        if kind is dict:
             known = self._known.get((id(value), depth))
             if known is None:
                 own: list[Tensor] = []
@@ -151,12 +155,8 @@ class Forms:
                 known = self._known[id(value), depth] = value, (tuple(value), *items), own
             tensors += known[2]
             return known[1]
-        if isinstance(value, (list, tuple)) and kind in (list, tuple):
+        if kind is list or kind is tuple:
             return list, *[self._find(item, tensors, depth + 1) for item in value]
-        if kind is float or (kind is int and value in INT64):
-            return kind.__name__
-        if value is None or kind is str or kind is bool or kind is int:
-            return kind, value
         return object()  # like nothing else
 
 
