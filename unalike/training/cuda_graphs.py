@@ -17,6 +17,8 @@ from unalike.training.stacked import Stack
 
 log = logging.getLogger(__name__)
 
+SINGLE_TENSOR: Any = "one tensor"  # in the place of the tree of inputs
+
 
 class GraphedFunction:
     """A function of tensors that is captured at its third call with the same input shapes.
@@ -46,12 +48,18 @@ class GraphedFunction:
     def __call__(self, *inputs: Any) -> Any:
         if not self.enabled or not is_on_gpu(inputs):
             return self.function(*inputs)
-        leaves, tree = tree_flatten(inputs)
+        tree = SINGLE_TENSOR
+        if len(inputs) == 1 and isinstance(inputs[0], Tensor):
+            leaves = [inputs[0]]  # what `tree_flatten` gives, slowly
+        else:
+            leaves, tree = tree_flatten(inputs)
         key = input_signature(leaves, tree)
         if key not in self.graphs:
             self.calls[key] = self.calls.get(key, 0) + 1
             if self.calls[key] < self.CAPTURE_AT or len(self.graphs) >= self.MAX_GRAPHS:
                 return self.function(*inputs)
+            if tree is SINGLE_TENSOR:
+                tree = tree_flatten(inputs)[1]
             self.graphs[key] = self._capture([leaf.detach().clone() for leaf in leaves], tree)
         captured = self.graphs[key]
         if captured is None:
@@ -113,10 +121,11 @@ class GraphedForward(GraphedFunction):
     def _gradients(self, output: Tensor, grad_output: Tensor) -> list[Tensor | None]:
         """The parameters' gradients, in memory as autograd would lay out their `.grad`."""
         grads = torch.autograd.grad(output, self.parameters, grad_output, allow_unused=True)
-        laid_out = []
+        laid_out: list[Tensor | None] = []
         for p, grad in zip(self.parameters, grads, strict=True):
-            same = grad is None or grad.stride() == p.stride()
-            laid_out.append(grad if same else torch.empty_like(p).copy_(grad))
+            if grad is not None and grad.stride() != p.stride():
+                grad = torch.empty_like(p).copy_(grad)
+            laid_out.append(grad)
         return laid_out
 
     def _replay(self, captured: tuple, leaves: list[Tensor]) -> Tensor:

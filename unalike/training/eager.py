@@ -89,7 +89,7 @@ class EagerAdam(Eager, torch.optim.Adam):
 
         Returns: None where a group needs more than one kernel, or has no state yet.
         """
-        kernels = []
+        kernels: list[tuple[dict[str, Any], tuple[list[Tensor], ...]]] = []
         for group in self.param_groups:
             numbers = (group["lr"], *group["betas"])
             if not group["fused"] or any(map(group.get, UNUSUAL)):
@@ -99,7 +99,7 @@ class EagerAdam(Eager, torch.optim.Adam):
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
-            gradients = [p.grad for p in parameters]
+            gradients: list[Any] = [p.grad for p in parameters]
             states = [self.state[p] for p in parameters]
             kinds = {(p.device, p.dtype) for p in parameters}
             if not all(states) or len(kinds) > 1 or any(g.is_sparse for g in gradients):
