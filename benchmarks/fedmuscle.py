@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from benchmarks.baselines import round_of
 from benchmarks.study import Row, Study, averages, benchmark, megabytes
@@ -29,10 +30,17 @@ from unalike.losses.muscle import muscle_literal
 from unalike.methods import anchored_contrast, public_alignment
 from unalike.methods.anchored_contrast import AnchoredContrast
 from unalike.models import build_encoder
+from unalike.models.encoders import MLP
 from unalike.report import Run
 from unalike.scenarios import load_mapping
-from unalike.tasks import Classification
-from unalike.tasks.task import label_names
+from unalike.tasks import Classification, MultiLabel
+from unalike.tasks.task import Task, label_names
+from unalike.training.cuda_graphs import (
+    SINGLE_TENSOR,
+    GraphedForward,
+    GraphedFunction,
+    input_signature,
+)
 from unalike.training.loop import Training
 
 # muscle-vision: methods compared; the tables of this file are built here, too
@@ -798,12 +806,16 @@ SKIPPED = 3
 def bench_muscle_speed(study: Study) -> dict:
     """Seconds of a FedMuscle round at full size and of its parts: six clients, 5000 public images.
 
-    All data are random. Parts are timed in runs of their own, which wait for the GPU before and
+    "python": CPU time that the alignment takes of Python alone, see `time_python`; on any machine.
+    "as shipped" has the encoders and the method of `muscle-vision`, the other rows have adapters
+    from stage 6 on, at all clients, and no part that is not in the paper. All data are random. Parts are timed in runs of their own, which wait for the GPU before and
     after every part. `..._played` counts the shapes captured as CUDA graphs, of the loss and of
     all clients' passes.
     """
     rows: dict[str, Any] = {}
-    for mode in ("recorded", "as written"):
+    if not study.only or "python" in study.only:
+        rows["python"] = {"microseconds_a_batch_and_client": time_python(study)}
+    for mode in ("recorded", "as written", "as shipped"):
         if study.only and mode not in study.only:
             continue
         whole, _, graphs = time_round(study, mode)
@@ -829,8 +841,10 @@ def time_round(
         `parts_apart`), and how many shapes of passes were captured as CUDA graphs.
     """
     skipped, rounds = (1, 2) if study.quick else (SKIPPED, SKIPPED + 3)
-    clients = random_clients(study)
-    algorithm = ALGORITHMS["fedmuscleplus"]()
+    shipped = load_mapping("muscle-vision") if mode == "as shipped" else {}
+    clients = random_clients(study, shipped.get("clients"))
+    settings = {k: v for k, v in shipped.get("algorithm", {}).items() if k != "name"}
+    algorithm = ALGORITHMS["fedmuscleplus"](**settings)
     training = Training(rounds=rounds, epochs=6)
     gradients = AnchoredContrast.gradients
     parts: dict[str, float] = defaultdict(float)
@@ -845,7 +859,7 @@ def time_round(
                 gradients, parts, "loss"
             )
         try:
-            use_cuda_graphs(mode == "recorded")
+            use_cuda_graphs(mode != "as written")
             for number in algorithm.serve(fed):
                 fed.finished = number
                 wait()
@@ -864,8 +878,85 @@ def time_round(
     return (end - start) / count, part_seconds, graphs
 
 
-def random_clients(study: Study) -> list[Client]:
-    """Six clients as in `muscle-vision`, with random weights and images."""
+def time_python(study: Study) -> float:
+    """CPU microseconds of the alignment per public batch and client that a GPU leaves to Python.
+
+    Six clients with tiny models; a pass and the loss are "replayed" by graphs that do nothing, so
+    that gradients stay as they were at first. The median over rounds.
+    """
+    rounds, batches = (2, 4) if study.quick else (12, 100)
+    source = torch.Generator().manual_seed(0)
+    public = torch.randn(8 * batches, 8, generator=source)
+    clients = [
+        Client(
+            f"c{index}",
+            partial(MLP, (8,), hidden=[12 + index], width=16),
+            Classification(3),
+            (torch.randn(16, 8, generator=source), torch.arange(16) % 3),
+            public=public,
+        )
+        for index in range(6)
+    ]
+    algorithm: Any = ALGORITHMS["fedmuscleplus"](width=16, batch=8, distill_public="never")
+    training = Training(rounds=rounds, batch_size=16)
+    align = algorithm.align
+    times = []
+
+    def timed_align(fed: Federation, round: int, epoch: int) -> dict[str, float]:
+        start = time.process_time()
+        losses = align(fed, round, epoch)
+        times.append(time.process_time() - start)
+        return losses
+
+    algorithm.align = timed_align
+    graphed: Any = GraphedFunction
+    usual_call = graphed.__call__
+    with tempfile.TemporaryDirectory() as folder:
+        build = partial(build_runtime, algorithm=algorithm, training=training, seed=0)
+        engine = LocalEngine(clients, build, Path(folder))
+        fed = Federation(engine, training, FederationConfig(evaluations=1), 0, algorithm=algorithm)
+        try:
+            graphed.__call__ = replay_nothing
+            for number in algorithm.serve(fed):
+                fed.finished = number
+        finally:
+            graphed.__call__ = usual_call
+            anchored_contrast.stacked.cache_clear()
+            engine.close()
+    return 1e6 * median(times[1:]) / batches / len(clients)
+
+
+class NothingToReplay:
+    """A CUDA graph of nothing."""
+
+    def replay(self) -> None:
+        pass
+
+
+def replay_nothing(function: GraphedFunction, *inputs: Any) -> Any:
+    """Call a captured function as a GPU does, but with graphs that do nothing."""
+    single = len(inputs) == 1 and isinstance(inputs[0], Tensor)
+    leaves, tree = ([inputs[0]], SINGLE_TENSOR) if single else tree_flatten(inputs)
+    key = input_signature(leaves, tree)
+    captured: Any = function.graphs.get(key)
+    if captured is None:
+        outputs = function.function(*inputs)
+        captured = (NothingToReplay(), [leaf.detach().clone() for leaf in leaves], outputs)
+        if isinstance(function, GraphedForward):
+            grad_output = torch.zeros_like(outputs)
+            grads = function._gradients(outputs, grad_output)
+            captured = (*captured[:2], outputs.detach(), NothingToReplay(), grad_output, grads)
+        function.graphs[key] = captured
+    return function._replay(captured, leaves)
+
+
+def random_clients(study: Study, shipped: list[dict[str, Any]] | None = None) -> list[Client]:
+    """Six clients as in `muscle-vision`, with random weights and images.
+
+    Args:
+        shipped: the scenario's clients: their encoders and tasks are taken. None: adapters from
+            stage 6 on, and ten classes, for all.
+    """
     size, public_rows = (32, 64) if study.quick else (96, 5000)
     source = torch.Generator().manual_seed(0)
 
@@ -877,11 +968,19 @@ def random_clients(study: Study) -> list[Client]:
     for index, (labelled, lite) in enumerate(zip(LABELLED, LITE, strict=True)):
         rows = labelled // 10 if study.quick else labelled
         options = {"lite": lite, "weights": "none", "adapters": 16}
+        task: Task = Classification(label_names(10))
+        labels = torch.arange(rows) % 10
+        if shipped is not None:
+            known = {key: v for key, v in shipped[index]["model"].items() if key != "name"}
+            options = {**known, "weights": "none"}
+            if "data" not in shipped[index]:  # VOC, as the scenario
+                task = MultiLabel(label_names(20))
+                labels = (torch.rand(rows, 20, generator=source) < 0.1).float()
         client = Client(
             f"c{index}",
             partial(build_encoder, "efficientnet", (3, size, size), options),
-            Classification(label_names(10)),
-            Tensors(random_images(rows), torch.arange(rows) % 10),
+            task,
+            Tensors(random_images(rows), labels),
             public=public,
             device=study.device,
         )

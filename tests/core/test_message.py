@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import unalike
+from unalike.base import message
 from unalike.base.message import (
     BLOCK,
     DTYPES,
@@ -577,6 +578,16 @@ def test_sizes_of_many_messages_are_those_of_each():
     for wrong in (circle, {"a": object()}, {1: 2}):
         with pytest.raises(MessageError):
             sizes.of(wrong)
+
+
+def test_sizes_of_few_forms_are_remembered(monkeypatch):
+    """A run may send words without end."""
+    monkeypatch.setattr(message, "MAX_FORMS", 3)
+    sizes = EncodedSizes()
+    for number in range(10):
+        value = {"word": "x" * 100 * number}
+        assert sizes.of(value) == len(encode(value))
+        assert len(sizes.known) <= 3
 
 
 def test_copies_in_one_block_keep_the_order_of_channels_last_images():

@@ -40,6 +40,7 @@ MIN_MEMORY = 1024**2
 MEMORY_OF = {b"{": 450, b"[": 180, b",": 64, b":": 140}
 MEMORY_OF_TEXT = 3
 ALIGN = 64  # elements
+MAX_FORMS = 1000  # of messages whose size is remembered
 MAX_STACKED = 2**24  # bytes of a message that is copied into common memory with others
 INT64 = range(-(2**63), 2**63)  # integers outside are written out in the header
 DTYPES = {
@@ -139,7 +140,11 @@ class Forms:
         """The form of a value that is so deep in a whole one; its tensors are appended."""
         if depth > MAX_DEPTH:
             return object()  # no message
-        kind = type(value)
+        kind: Any = type(value)
+        if kind is float or (kind is int and value in INT64):
+            return kind
+        if value is None or kind is str or kind is bool or kind is int:
+            return kind, value
         if isinstance(value, Tensor):
             tensors.append(value)
             return value.dtype, value.shape, value.layout, value.device
@@ -153,10 +158,6 @@ class Forms:
             return known[1]
         if isinstance(value, (list, tuple)) and kind in (list, tuple):
             return list, *[self._find(item, tensors, depth + 1) for item in value]
-        if kind is float or (kind is int and value in INT64):
-            return kind.__name__
-        if value is None or kind is str or kind is bool or kind is int:
-            return kind, value
         return object()  # like nothing else
 
 
@@ -165,20 +166,26 @@ class EncodedSizes:
 
     Args:
         limit: most bytes that a value may have.
-        forms: where forms are found.
     """
 
-    def __init__(self, limit: int = MAX_BYTES, forms: Forms | None = None):
+    def __init__(self, limit: int = MAX_BYTES):
         self.limit = limit
-        self.forms = forms or Forms()
         self.known: dict[Hashable, int] = {}
 
-    def of(self, value: Value) -> int:
-        """Length of `encode(value)`. Raises: MessageError, as `encode` does."""
-        form, _ = self.forms.of(value)
+    def of(self, value: Value, forms: Forms | None = None) -> int:
+        """Length of `encode(value)`.
+
+        Args:
+            forms: where forms are found.
+        Raises: MessageError, as `encode` does.
+        """
+        form, _ = (forms or Forms()).of(value)
         size = self.known.get(form)
         if size is None:
-            size = self.known[form] = encoded_size(value, self.limit)
+            size = encoded_size(value, self.limit)
+            if len(self.known) == MAX_FORMS:
+                self.known.clear()
+            self.known[form] = size
         return size
 
 

@@ -14,7 +14,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
     >>> derive_seed(0, "peers", 3) == derive_seed(0, "peers", 3) != derive_seed(0, "peers", 4)
     True
     """
-    path = "\x1f".join(f"{type(name).__name__}:{name}" for name in (seed, *names))
+    path = "\x1f".join([f"{type(name).__name__}:{name}" for name in (seed, *names)])
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") >> 1
 
 
@@ -40,13 +40,16 @@ def scope(seed: int, *names: str | int) -> Iterator[None]:
         names: what it is for: words and numbers, unique to the purpose.
     """
     # Seeded directly: torch.manual_seed records a stack trace each time.
-    states = generator_states()
-    for generator in global_generators():
-        generator.manual_seed(derive_seed(seed, *names))
+    generators = global_generators()
+    states = [generator.get_state() for generator in generators]
+    derived = derive_seed(seed, *names)
+    for generator in generators:
+        generator.manual_seed(derived)
     try:
         yield
     finally:
-        set_generator_states(states)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 def global_generators() -> list[torch.Generator]:

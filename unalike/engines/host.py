@@ -63,6 +63,8 @@ def counted_bytes(answer: dict[str, Any], size: int) -> int:
 
 def without_traceback(answer: dict[str, Any]) -> dict[str, Any]:
     """The answer as it counts: bytes of a traceback are not traffic."""
+    if "traceback" not in answer:
+        return answer
     return {key: value for key, value in answer.items() if key != "traceback"}
 
 

@@ -86,6 +86,7 @@ class LocalEngine:
     ):
         self.now = 0.0
         self.limit = settings.max_message_bytes
+        self.encoded_sizes = EncodedSizes(self.limit)
         self.tick = settings.tick
         # Messages between clients on several devices go through the CPU.
         devices = {str(client.device) for client in examples_of(clients)}
@@ -136,12 +137,11 @@ class LocalEngine:
     def _keep_copies(self, messages: dict[str, dict[str, Value]]) -> None:
         """Keep copies of messages until replies are computed; equal bodies are copied once."""
         forms = Forms()
-        encoded = EncodedSizes(self.limit, forms)
         sizes: dict[Hashable, int] = {}  # by operation and body: the rest are whole numbers
         for message in messages.values():
             form = message["operation"], id(message["body"])
             if form not in sizes:
-                sizes[form] = encoded.of(message)
+                sizes[form] = self.encoded_sizes.of(message, forms)
         bodies = {id(message["body"]): message["body"] for message in messages.values()}
         copied = copy_values(list(bodies.values()), self.device, forms)
         copies = dict(zip(bodies, copied, strict=True))
@@ -240,11 +240,10 @@ class LocalEngine:
         answers = self.host.handle_all(messages)
         sizes: dict[str, int] = {}
         forms = Forms()
-        encoded = EncodedSizes(self.limit, forms)
         for client in messages:
             reply = answers[client]
             try:
-                sizes[client] = encoded.of(without_traceback(reply))
+                sizes[client] = self.encoded_sizes.of(without_traceback(reply), forms)
             except MessageError as error:
                 failure = {"number": reply["number"], "failure": str(error)}
                 replies[client] = (encoded_size(failure), failure)

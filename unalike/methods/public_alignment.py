@@ -116,7 +116,7 @@ class PublicAlignmentProgram(ClientProgram):
         optimizer.zero_grad(set_to_none=True)
         z = self.recall(epoch, batch)
         self.work += len(z)
-        z.backward(self.unpack(gradient, z))
+        self.graphed_forward.backward(z, self.unpack(gradient, z))
         apply_gradients(optimizer, self.training.max_grad_norm)
         del z  # while its graph lives, a GPU cannot capture the next backward pass
         return self.represent_next(epoch, batch)

@@ -65,12 +65,14 @@ def public_batches(program: ClientProgram, epoch: int) -> list[Tensor]:
     settings: Any = program.algorithm
     rows = len(public_samples(program))
     most = getattr(settings, "pass_rows", None)
-    return _batches(PublicOrder(rows, settings.batch, program.seed), program.round, epoch, most)
+    return _batches(rows, settings.batch, program.seed, program.round, epoch, most)
 
 
 @lru_cache(maxsize=8)
-def _batches(order: PublicOrder, round: int, epoch: int, most: int | None) -> list[Tensor]:
-    return order.batches(round, epoch, most)
+def _batches(
+    rows: int, batch: int, seed: int, round: int, epoch: int, most: int | None
+) -> list[Tensor]:
+    return PublicOrder(rows, batch, seed).batches(round, epoch, most)
 
 
 def predict_public(

@@ -17,6 +17,8 @@ from unalike.training.stacked import Stack
 
 log = logging.getLogger(__name__)
 
+SINGLE_TENSOR: Any = "one tensor"  # in the place of the tree of inputs
+
 
 class GraphedFunction:
     """A function of tensors that is captured at its third call with the same input shapes.
@@ -44,16 +46,20 @@ class GraphedFunction:
         self.graphs: dict[Any, tuple | None] = {}  # by input signature; None: capture failed
 
     def __call__(self, *inputs: Any) -> Any:
-        if not self.enabled:
+        if not self.enabled or not is_on_gpu(inputs):
             return self.function(*inputs)
-        leaves, tree = tree_flatten(inputs)
-        if not leaves[0].is_cuda:
-            return self.function(*inputs)
+        tree = SINGLE_TENSOR
+        if len(inputs) == 1 and isinstance(inputs[0], Tensor):
+            leaves = [inputs[0]]  # what `tree_flatten` gives, slowly
+        else:
+            leaves, tree = tree_flatten(inputs)
         key = input_signature(leaves, tree)
         if key not in self.graphs:
             self.calls[key] = self.calls.get(key, 0) + 1
             if self.calls[key] < self.CAPTURE_AT or len(self.graphs) >= self.MAX_GRAPHS:
                 return self.function(*inputs)
+            if tree is SINGLE_TENSOR:
+                tree = tree_flatten(inputs)[1]
             self.graphs[key] = self._capture([leaf.detach().clone() for leaf in leaves], tree)
         captured = self.graphs[key]
         if captured is None:
@@ -105,18 +111,39 @@ class GraphedForward(GraphedFunction):
             return None
         forward_graph, output = forward
         grad_output = torch.zeros_like(output)
-        backward = capture(
-            lambda: torch.autograd.grad(output, self.parameters, grad_output, allow_unused=True),
-            self.pool,
-        )
+        backward = capture(lambda: self._gradients(output, grad_output), self.pool)
         if backward is None:
             self.pool = None
             return None
         backward_graph, grads = backward
         return forward_graph, static_inputs, output.detach(), backward_graph, grad_output, grads
 
+    def _gradients(self, output: Tensor, grad_output: Tensor) -> list[Tensor | None]:
+        """The parameters' gradients, in memory as autograd would lay out their `.grad`."""
+        grads = torch.autograd.grad(output, self.parameters, grad_output, allow_unused=True)
+        laid_out: list[Tensor | None] = []
+        for p, grad in zip(self.parameters, grads, strict=True):
+            if grad is not None and grad.stride() != p.stride():
+                grad = torch.empty_like(p).copy_(grad)
+            laid_out.append(grad)
+        return laid_out
+
     def _replay(self, captured: tuple, leaves: list[Tensor]) -> Tensor:
         return _GraphedForwardBackward.apply(captured, leaves, *self.parameters)
+
+    def backward(self, output: Tensor, grad_output: Tensor) -> None:
+        """What `output.backward(grad_output)` does, for an output of this function.
+
+        The parameters must hold no gradient. A replayed pass does without autograd, whose thread
+        would have to run Python.
+        """
+        captured = getattr(output.grad_fn, "backward_pass", None)
+        if captured is None:
+            output.backward(grad_output)
+            return
+        grads = _replay_backward(captured, grad_output)
+        for p, grad in zip(self.parameters, grads, strict=True):
+            p.grad = grad
 
 
 class _GraphedForwardBackward(torch.autograd.Function):
@@ -133,11 +160,17 @@ class _GraphedForwardBackward(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple:
-        graph, static_grad_output, grads = ctx.backward_pass
-        static_grad_output.copy_(grad_output)
-        graph.replay()
+        grads = _replay_backward(ctx.backward_pass, grad_output)
         # None twice: for `captured` and `leaves`
         return None, None, *(None if grad is None else grad.detach() for grad in grads)
+
+
+def _replay_backward(captured: tuple, grad_output: Tensor) -> list[Tensor | None]:
+    """The parameters' gradients, in memory that the next replay overwrites."""
+    graph, static_grad_output, grads = captured
+    static_grad_output.copy_(grad_output)
+    graph.replay()
+    return grads
 
 
 class GraphedStep:
@@ -224,6 +257,13 @@ class RecordedSteps:
                 p.copy_(torch.stack([own[name] for own in parameters]))
         self.graph.replay()
         return self.stack.unstack(), self.last_losses.clone()
+
+
+def is_on_gpu(inputs: Any) -> bool:
+    """Whether the first tensor in a tree of them is on a GPU."""
+    while not isinstance(inputs, Tensor):
+        inputs = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]
+    return inputs.is_cuda
 
 
 def input_signature(leaves: list[Tensor], tree: Any) -> tuple:
