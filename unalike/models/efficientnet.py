@@ -106,8 +106,7 @@ class EfficientNetLite(Frozen):
             self._conv_head = SameConv2d(before, LAST_WIDTH, 1, 1)
             self._bn1 = build_norm(LAST_WIDTH)
         if weights != "none":
-            path = find_weights(weights, lite)
-            self.load_published(torch.load(path, map_location="cpu", weights_only=True))
+            self.load_published(load_weights(weights, lite))
         if adapters:
             self.add_adapters(adapters)
 
@@ -275,6 +274,11 @@ def round_to_eight(width: float) -> int:
     """The nearest multiple of 8, rounded up if that would take away more than a tenth."""
     nearest = max(8, int(width + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * width else nearest
+
+
+def load_weights(weights: str, lite: int) -> dict[str, Tensor]:
+    """The published tensors of EfficientNet-lite0, 1 or 2 by name, its classifier's, too."""
+    return torch.load(find_weights(weights, lite), map_location="cpu", weights_only=True)
 
 
 def find_weights(weights: str, lite: int) -> Path:

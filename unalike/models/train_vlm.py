@@ -23,7 +23,7 @@ from unalike.base.randomness import scope, stream
 from unalike.data import load_dataset
 from unalike.data.composites import compose
 from unalike.data.flickr8k import load_flickr8k
-from unalike.models.efficientnet import EfficientNetLite, find_weights
+from unalike.models.efficientnet import EfficientNetLite, load_weights
 from unalike.models.minilm import MiniLM
 from unalike.models.tiny_vlm import DIGITS, TinyVLM
 from unalike.models.vlm import READABLE_NAMES, DualEncoder, VisionLanguageModel
@@ -392,7 +392,7 @@ def caption_words(
 
 def imagenet_classifier() -> tuple[nn.Linear, list[str]]:
     """The classifier published with EfficientNet-lite0, and the names of its classes."""
-    state = torch.load(find_weights("imagenet", 0), map_location="cpu", weights_only=True)
+    state = load_weights("imagenet", 0)
     names = IMAGENET_CLASSES.read_text().splitlines()
     classifier = nn.Linear(state["_fc.weight"].shape[1], len(names)).requires_grad_(False)
     classifier.load_state_dict({"weight": state["_fc.weight"], "bias": state["_fc.bias"]})
