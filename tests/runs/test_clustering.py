@@ -96,10 +96,10 @@ def test_an_exported_model_gives_the_clusters_it_was_scored_by(toys, tmp_path, n
         x, y = owner.train.rows(torch.arange(24))
         scores = clustering_scores(models[owner.id](x).argmax(-1), y)
         assert scores["acc"] == pytest.approx(results["clients"][owner.id]["value"])
-    lines = unalike.export(tmp_path / "run", "../c", clients=clients)
+    as_onnx = name == "afmcc"  # which takes seconds
+    lines = unalike.export(tmp_path / "run", "../c", onnx=as_onnx, clients=clients)
     (place,) = (tmp_path / "run" / "exports").iterdir()  # and nowhere else
-    assert (
-        json.loads((place / "unalike.json").read_text())["client"] == "../c"
-        and "by name (left, right)" in lines[-1]
-    )
+    assert json.loads((place / "unalike.json").read_text())["client"] == "../c"
+    if as_onnx:
+        assert "left: float64 (rows, 3); right: float64 (rows, 3)" in lines[-1]
     assert torch.equal(unalike.rebuild(place, clients)(x), models["../c"](x))

@@ -221,7 +221,8 @@ def test_missing_values_are_reported_as_such(tmp_path, toys):
     )
     assert (
         told["failures"][0]["reason"]
-        == "there is NaN or infinity in 1 of 12 samples: fill them in or leave the samples out"
+        == "there is NaN or infinity in 1 of 12 samples: fill them in or leave the samples out, "
+        "or take an encoder that knows missing values, such as table"
     )
     with pytest.raises(
         ValueError, match="in the public set there is NaN or infinity in 1 of 12 samples"
