@@ -227,8 +227,7 @@ def remember_images() -> None:
     from unalike.data import jpeg
     from unalike.methods import prompt_tuning
 
-    voc2012 = import_module("unalike.data.voc2012")  # as an attribute it is the function
-
+    voc2012: Any = import_module("unalike.data.voc2012")  # as an attribute it is the function
     decoded: dict[bytes, Any] = {}
 
     def decode_once(jpeg_bytes: Any, off: Any, *others: Any) -> Any:
@@ -237,7 +236,7 @@ def remember_images() -> None:
             decoded[key] = jpeg.decode_images(jpeg_bytes, off, *others)
         return decoded[key]
 
-    setattr(voc2012, "decode_images", decode_once)  # noqa: B010
+    voc2012.decode_images = decode_once
     prompt_tuning.encode_images = encode_once
 
 

@@ -18,7 +18,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unalike.base.blocks import find_blocks
 from unalike.base.message import Value
 from unalike.base.module_tree import state_of
 from unalike.base.types import Parameters
@@ -698,10 +697,6 @@ def mean_states(states: dict[str, Parameters], weights: dict[str, float]) -> Par
     """
     total_weight = sum(weights[c] for c in states)
     first = next(iter(states.values()))
-    blocks = find_blocks(list(states.values()))
-    if blocks is not None:
-        shares = [weights[client] / total_weight for client in states]
-        return {name: _mean_rows(block, shares) for name, block in blocks.items()}
     totals = []
     for tensor in first.values():
         dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
@@ -711,15 +706,6 @@ def mean_states(states: dict[str, Parameters], weights: dict[str, float]) -> Par
         if own:  # torch refuses an empty list
             torch._foreach_add_(totals, own, alpha=weights[client] / total_weight)
     return {name: cast_like(total, first[name]) for name, total in zip(first, totals, strict=True)}
-
-
-def _mean_rows(block: Tensor, shares: list[float]) -> Tensor:
-    """Weighted mean of the rows of a block (clients, ...)."""
-    dtype = torch.float64 if block.dtype == torch.float64 else torch.float32
-    factors = torch.tensor(shares, dtype=dtype).to(block.device, non_blocking=True)
-    # No matrix product, which could be in lower precision.
-    total = (block.to(dtype) * factors.view(-1, *[1] * (block.ndim - 1))).sum(0)
-    return cast_like(total, block)
 
 
 def cast_like(tensor: Tensor, like: Tensor) -> Tensor:
